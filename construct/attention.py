@@ -31,7 +31,7 @@ from construct.encoding.encoding import Encoding, Quadratic
 from construct.encoding.scores import Scores
 from construct.execution import NAMES as EXECUTION_NAMES
 from construct.execution import reads
-from construct.execution.protocol import working_dtype
+from construct.execution.dense import working_dtype
 from construct.execution.transforms import nonzero_heads, plain
 from construct.geometry import ConvGeometry, HasGeometry
 from construct.tokens import TokenGrid

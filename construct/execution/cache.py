@@ -5,7 +5,8 @@ by number, what it was prepared from; elsewhere :mod:`construct.execution.reads`
 compared.  Only the bias and the factor that is not the identity may change.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,45 +34,27 @@ Call = Callable[[Tensor], Tensor]
 """x (B, D_in, *n) → (B, D_out, *o).  It reads what may change at call time."""
 
 
+@dataclass(frozen=True)
 class PreparedCalls:
-    """The prepared calls of one layer: no content, all heads shifts by a plan, one factor ``whole``,
-    the other an identity.
+    """The prepared calls of one layer without content, whose heads are all shifts.
+
+    Attributes:
+        plan: where they look.
+        whole: the factor that is the matrix of each head, as the other is the identity.
+        layout, kept: what the calls depend on; ``now`` returns what ``kept`` must still be.
+        tensors: the layer's tensors, whose ids are not reused while they exist.
+        read: those whose numbers may not change.
+        calls: the calls, by :func:`_kind`.
     """
 
-    def __init__(self, layer: Any, plan: Plan, whole: str):
-        held = tensors_held_by(layer)
-        self.plan = plan
-        self.whole = whole
-        self.layout = _layout(layer)
-        self.tensors = list(held.values())
-        self.read: list[Tensor] = [
-            held[name] for name in (*POSITIONAL, "w_out" if whole == "w_val" else "w_val")
-        ]
-        self.calls: dict[Any, Call] = {}
-        self.waits = tokens.host_waits(self.read[-1].device)
-        if self.waits:
-            self.states = [reads.state_of(tensor) for tensor in self.read]
-        else:
-            *positional, matrices = (shared_array(tensor.detach()) for tensor in self.read)
-            # a bytearray compares itself with memory
-            pairs = [(bytearray(view), view) for view in positional]
-            self.kept, self.views = zip(*pairs, *identity_parts(matrices), strict=True)
-
-    def valid(self, layer: Any) -> bool:
-        """Whether the parameters are the same tensors, in the same memory, with the same numbers."""
-        if _layout(layer) != self.layout:
-            return False
-        if self.waits:
-            return None not in self.states and self.states == [
-                reads.state_of(tensor) for tensor in self.read
-            ]
-        return self.kept == self.views
-
-    def differs(self, x: Tensor) -> bool:
-        """Whether a call with x computes in another type, or differentiates what was read."""
-        if torch.is_autocast_enabled(x.device.type):
-            return True
-        return torch.is_grad_enabled() and any(t.requires_grad for t in self.read)
+    plan: Plan
+    whole: str
+    layout: list[Any]
+    tensors: list[Tensor]
+    read: list[Tensor]
+    kept: Sequence[Any]
+    now: Callable[[], Sequence[Any]]
+    calls: dict[Any, Call] = field(default_factory=dict)
 
 
 ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
@@ -80,9 +63,11 @@ ENTRIES: WeakKeyDictionary[Any, PreparedCalls] = WeakKeyDictionary()
 def known(layer: Any, x: Tensor) -> PreparedCalls | None:
     """The prepared calls for inputs like x; None if what they were prepared from changed or learns."""
     entry = ENTRIES.get(layer)
-    if entry is None or type(x) is not Tensor or not _usual() or entry.differs(x):
+    if entry is None or not _usual(x) or torch.is_autocast_enabled(x.device.type):
         return None
-    if not entry.valid(layer):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in entry.read):
+        return None
+    if _layout(layer) != entry.layout or entry.kept != entry.now():
         ENTRIES.pop(layer, None)  # another thread may already have removed it
         return None
     return entry
@@ -97,60 +82,79 @@ def cached(layer: Any, run: Run, x: Tensor) -> Call | None:
 def keep(
     entry: PreparedCalls | None, layer: Any, run: Run, x: Tensor, plan: Plan, w: Tensor, call: Call
 ) -> None:
-    """Cache a call of an execution's ``run`` in which all heads are shifts; w are their matrices
-    W_h.
-    """
-    if plan.grid != TokenGrid.of(layer.geometry, tuple(x.shape[2:])):
+    """Cache a call of an execution's ``run`` of shifts by plan; w are their matrices W_h."""
+    if plan.grid != TokenGrid.of(layer.geometry, tuple(x.shape[2:])) or not _usual(x):
         return
+    entry = entry or _prepared(layer, plan, w)
     if entry is None:
-        whole = _factor_read_in_place(layer, w)
-        if not whole or type(x) is not Tensor or not _usual():
-            return
-        entry = ENTRIES[layer] = PreparedCalls(layer, plan, whole)
+        return
     if len(entry.calls) >= MOST_CALLS:
         entry.calls.clear()
     entry.calls[_kind(run, x)] = call
+
+
+def _prepared(layer: Any, plan: Plan, w: Tensor) -> PreparedCalls | None:
+    """A new entry; None if no factor is w, or one of the layer's tensors is computed or cast."""
+    held = _held(layer)
+    whole = [name for name in ("w_val", "w_out") if w is held.get(name)]
+    if not whole or not _as_stored(layer, w.dtype):
+        return None
+    read = [held[name] for name in (*POSITIONAL, *{"w_val", "w_out"}.difference(whole))]
+    if tokens.host_waits(w.device):
+
+        def now() -> Sequence[Any]:
+            return [reads.state_of(tensor) for tensor in read]
+
+        kept = now()
+        if None in kept:
+            return None
+    else:
+        *positional, identity = (shared_array(tensor.detach()) for tensor in read)
+        # a bytearray compares itself with memory
+        pairs = [(bytearray(view), view) for view in positional]
+        kept, views = zip(*pairs, *identity_parts(identity), strict=True)
+
+        def now() -> Sequence[Any]:
+            return views
+
+    entry = PreparedCalls(plan, whole[0], _layout(layer), [*held.values()], read, kept, now)
+    ENTRIES[layer] = entry
+    return entry
+
+
+def _as_stored(layer: Any, dtype: torch.dtype) -> bool:
+    """Whether all tensors are the layer's own, and the sum's are not cast."""
+    held = _held(layer)
+    return held.keys() == {*NAMES} and all(
+        # functional_call puts tensors in the place of parameters
+        type(t) is (Parameter if name in layer._parameters else Tensor)
+        and t.dtype in (torch.float32, torch.float64)
+        and (t.dtype == dtype or name not in ("w_val", "w_out", "b_out"))
+        and t.is_contiguous()
+        and not t.is_neg()
+        for name, t in held.items()
+    )
 
 
 def _kind(run: Run, x: Tensor) -> tuple[Any, ...]:
     return run, x.shape, x.stride(), x.dtype, x.device
 
 
-def tensors_held_by(layer: Any) -> dict[str, Any]:
+def _held(layer: Any) -> dict[str, Any]:
     """The tensors of a layer by name; ``b_out`` of a layer without a bias is a buffer."""
     return {**layer._buffers, **layer._parameters}
 
 
-def _usual() -> bool:
-    """Whether operators run normally, on blocks of any size."""
-    return most_queries() is None and plain()
-
-
-def _factor_read_in_place(layer: Any, w: Tensor) -> str:
-    """The factor that is w, if all tensors of the layer are read where they are; "" if w, or any
-    other, is computed from them.
-    """
-    held = tensors_held_by(layer)
-    if held.keys() != {*NAMES} or not all(map(_plain, held.values())):
-        return ""
-    if any(type(p) is not Parameter for p in layer._parameters.values()):
-        return ""  # put there for this call by functional_call
-    if any(held[name].dtype != w.dtype for name in ("w_val", "w_out", "b_out")):
-        return ""  # one of them was cast, so the call uses a copy
-    return next((name for name in ("w_val", "w_out") if w is held[name]), "")
-
-
-def _plain(p: Tensor | None) -> bool:
-    if p is None or type(p) not in (Parameter, Tensor) or p.is_neg():
-        return False
-    return p.dtype in (torch.float32, torch.float64) and p.is_contiguous()
+def _usual(x: Tensor) -> bool:
+    """Whether operators run normally on x, on blocks of any size."""
+    return type(x) is Tensor and most_queries() is None and plain()
 
 
 def _layout(layer: Any) -> list[Any]:
     """All that a prepared call depends on besides numbers."""
-    held = tensors_held_by(layer).items()
     memory = [
-        (name, id(t), t.data_ptr(), t.shape, t.is_contiguous(), t.is_neg()) for name, t in held
+        (name, id(t), t.data_ptr(), t.shape, t.is_contiguous(), t.is_neg())
+        for name, t in _held(layer).items()
     ]
     # a call takes it before a radix
     own = "own_encoding" in vars(layer) or "own_encoding" in layer._modules

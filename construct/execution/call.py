@@ -12,10 +12,17 @@ from torch import Tensor
 
 from construct.execution import axial, dense
 from construct.execution.cache import cached
+from construct.execution.dense import Execution
 from construct.execution.plan import plan_for
-from construct.execution.protocol import Execution, Layer, is_channels_last
 from construct.execution.traced import recorded_by_fx, run_abstract, run_traced
-from construct.execution.transforms import abstract, faked, is_batched, sizes_as_numbers, traced
+from construct.execution.transforms import (
+    abstract,
+    faked,
+    is_batched,
+    is_channels_last,
+    sizes_as_numbers,
+    traced,
+)
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid
 from construct.tokens import output_size as output_size_of
@@ -30,7 +37,7 @@ EXECUTIONS: dict[str, Execution] = {
 """The executions by name."""
 
 
-def explained(layer: Layer, batch: int, grid: TokenGrid) -> str:
+def explained(layer: Any, batch: int, grid: TokenGrid) -> str:
     """One line per execution: multiplications, memory beyond the input, and a description; at last,
     how many heads it evaluates in which way.
     """
@@ -54,15 +61,14 @@ def call(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
     """What :meth:`construct.attention.MHSA.forward` returns, and raises."""
     if not isinstance(input, Tensor):
         return recorded_by_fx(layer, input, output_size)
+    kind = input.device.type
     run = EXECUTIONS[layer.execution].run
     if not traced() and output_size is None and (prepared := cached(layer, run, input)) is not None:
         return prepared(input)
-    if (
-        not input.is_meta
-        and torch.is_autocast_enabled(input.device.type)
-        and input.dtype != torch.float64
-    ):
-        return _autocast(layer, input, output_size)
+    if not input.is_meta and torch.is_autocast_enabled(kind) and input.dtype != torch.float64:
+        with torch.autocast(kind, enabled=False):  # only the output is rounded, as torch's is
+            y = call(layer, input.to(layer.w_val.dtype), output_size)
+        return y.to(torch.get_autocast_dtype(kind))
     if torch.compiler.is_dynamo_compiling() or input.is_neg():
         input = input.resolve_neg()  # float32.copy_ of float16 would ignore its negative bit
     with sizes_as_numbers():
@@ -99,9 +105,7 @@ def has_batch_axis(geometry: ConvGeometry, w: Tensor, x: Tensor) -> bool:
 
 
 def _in_format_of(x: Tensor, y: Tensor) -> Tensor:
-    """The output y, (B, D_out, *o), contiguous or with channels last in memory, as the input x,
-    (B, D_in, *n).
-    """
+    """The output y, contiguous or with channels last in memory as the input x."""
     # Under vmap, torch has no such format for a single member, and a compiler does not say whether
     # it maps.
     if is_batched(y) or not is_channels_last(x):
@@ -110,17 +114,6 @@ def _in_format_of(x: Tensor, y: Tensor) -> Tensor:
     if torch.compiler.is_compiling() or not moved.is_contiguous():
         return moved.contiguous().movedim(-1, 1)
     return y
-
-
-def _autocast(layer: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
-    """As torch's convolution under autocast: the output is rounded to autocast's type, which
-    nothing else sees.
-    """
-    kind = input.device.type
-    with torch.autocast(kind, enabled=False):
-        return call(layer, input.to(layer.w_val.dtype), output_size).to(
-            torch.get_autocast_dtype(kind)
-        )
 
 
 def geometry_for(
@@ -154,9 +147,7 @@ def _evaluated(
 def _run(
     layer: Any, run: Callable[..., Tensor], x: Tensor, geometry: ConvGeometry, size: tuple[int, ...]
 ) -> Tensor:
-    """Eq. 3 by an execution's ``run``: x (B, D_in, *size) → (B, D_out, *o), if memory allows, in
-    its type.
-    """
+    """Eq. 3 by an execution's ``run``, in the type of x."""
     if 0 in output_size_of(geometry, size):
         return run_abstract(layer, x, geometry)
     return run(layer, x, TokenGrid.of(geometry, size)).to(x.dtype)

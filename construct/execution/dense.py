@@ -1,27 +1,54 @@
 """The paper's equations as written: all scores (Eq. 6), one softmax, all heads at once (Eq. 3)."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from construct.encoding.scores import Scores
 from construct.errors import require
-from construct.execution.protocol import Execution, Layer, working_dtype
 from construct.tokens import TokenGrid
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One way to evaluate Eq. 3: the same function by another route.
+
+    Attributes:
+        run: (layer, x (B, D_in, *n) in the layer's type, grid) → outputs (B, D_out, *o), in that
+            type or the working type; raises NotEnoughMemory before allocating what does not fit.
+        memory: (layer, batch, grid) → bytes that ``run`` allocates beyond its input and the
+            parameters.
+        meaning: a description in one line.
+        cost: (layer, batch, grid) → approximate multiplications of a call.
+    """
+
+    run: Callable[[Any, Tensor, TokenGrid], Tensor]
+    memory: Callable[[Any, int, TokenGrid], int]
+    meaning: str
+    cost: Callable[[Any, int, TokenGrid], int]
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of values and products for a layer of ``dtype``: at least float32."""
+    return dtype if dtype.itemsize >= 4 else torch.float32
+
 
 SCORE_BYTES = 40
 """A bound on what a score takes: itself, its softmax and temporaries, in float64."""
 
 
-def run(layer: Layer, x: Tensor, grid: TokenGrid) -> Tensor:
+def run(layer: Any, x: Tensor, grid: TokenGrid) -> Tensor:
     """MHSA(X) = b_out + Σ_h P^h X W_val^h W_out^h; x (B, D_in, *n) → (B, D_out, *o).
 
     Raises:
         NotEnoughMemory: the attention maps do not fit.
     """
     what = f"dense attention of {layer.heads} heads, {grid.query_count} queries and {grid.token_count} keys"
-    require(_memory(layer, len(x), grid), x.device, what)
+    require(memory(layer, len(x), grid), x.device, what)
     tokens = grid.gather(x).to(working_dtype(x.dtype))
     # (b or 1, h, q, t)
     probabilities = torch.softmax(Scores(layer, tokens, grid)(), dim=-1).to(tokens.dtype)
@@ -53,10 +80,10 @@ def added_up(attended: Tensor, w_out: Tensor) -> Tensor:
     return torch.einsum("bhqge,hgeo->bqgo", attended, w_out.to(attended.dtype)).flatten(2)
 
 
-def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int, rows: int) -> int:
-    """A generous bound on the bytes of the attention of some heads over all pairs of tokens, with
-    maps of ``rows`` queries at a time.
-    """
+def memory(layer: Any, batch: int, grid: TokenGrid, heads: int = 0, rows: int = 0) -> int:
+    """A generous bound on the bytes of so many heads, ``rows`` queries at a time; by default all."""
+    heads = heads or layer.heads
+    rows = rows or grid.query_count
     images = batch if layer.has_content() else 1
     keys = grid.token_count
     key_dim, pos_dim = layer.w_key_pos.shape[1:]
@@ -64,14 +91,12 @@ def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int, rows: int) -> 
     width = layer.groups * layer.w_val.shape[3] + 2 * key_dim + 2 * pos_dim
     channels = 2 * (layer.in_channels + layer.out_channels)
     tokens = 16 * batch * (keys + grid.query_count) * (heads * width + channels)
-    weights = 16 * sum(t.numel() for t in (layer.w_val, layer.w_out, layer.w_qry, layer.w_key))
+    weights = 16 * sum(t.numel() for t in layer.parameters())
     return maps + tokens + weights + 8 * (heads + 4 * pos_dim) * prod(grid.box_shape)
 
 
-def multiplications(layer: Layer, batch: int, grid: TokenGrid, heads: int) -> int:
-    """Multiplications of some heads' attention over all pairs of tokens: P (X W_val) W_out of every
-    head, and the content scores.
-    """
+def cost(layer: Any, batch: int, grid: TokenGrid, heads: int = 0) -> int:
+    """Multiplications of so many heads, by default all, and of their content scores."""
     _, groups, channels, head_dim = layer.w_val.shape
     queries = grid.query_count
     tokens = grid.token_count
@@ -80,17 +105,9 @@ def multiplications(layer: Layer, batch: int, grid: TokenGrid, heads: int) -> in
     if layer.has_content():
         key_dim = layer.w_key_pos.shape[1]
         each += key_dim * (queries * tokens + (queries + tokens) * layer.in_channels)
-    return batch * heads * each
-
-
-def _memory(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    return memory(layer, batch, grid, layer.heads, grid.query_count)
-
-
-def _cost(layer: Layer, batch: int, grid: TokenGrid) -> int:
-    return multiplications(layer, batch, grid, layer.heads)
+    return batch * (heads or layer.heads) * each
 
 
 EXECUTION = Execution(
-    run, _memory, "the paper's equations as they stand; O(T²) time and memory", _cost
+    run, memory, "the paper's equations as they stand; O(T²) time and memory", cost
 )

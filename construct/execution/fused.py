@@ -24,7 +24,6 @@ from construct.encoding.scores import Scores
 from construct.execution import dense
 from construct.execution.blocks import pieces, queries_per_block
 from construct.execution.head_matrices import heads_of
-from construct.execution.protocol import Layer, working_dtype
 from construct.execution.transforms import transformed
 from construct.tokens import TokenGrid
 
@@ -34,19 +33,17 @@ CACHE_BYTES = 2**23
 """The same where gradients are recorded (8 MiB), whose steps read each other's results."""
 
 Block = Callable[..., Tensor]
-"""P^h X W_val^h for a block of queries: (B, heads, queries, groups, D_h).  Tensors
-after the slice are not read: they are arguments for the sake of :func:`bounded`.
-"""
+"""P^h X W_val^h for a slice of the queries; further tensors are arguments for :func:`bounded`."""
 
 
-def attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> Tensor:
+def attended(layer: Any, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> Tensor:
     """Σ_h P^h X W_val^h W_out^h over these heads: x (B, D_in, *n) → (B, D_out, *o), in the working
     type.
 
     Attention that takes several blocks, or has fixed positions, is differentiated once: torch's
     kernels have no second derivative.  ``dense`` has all.
     """
-    padded = grid.padded(x).to(working_dtype(x.dtype))
+    padded = grid.padded(x).to(dense.working_dtype(x.dtype))
     block: Block
     if layer.encoding.factorises and layer.has_content():
         layer.encoding.require_covered(grid)
@@ -56,9 +53,9 @@ def attended(layer: Layer, x: Tensor, grid: TokenGrid, heads: Sequence[int]) -> 
         tokens = padded.flatten(2).mT
         scores = Scores(layer, tokens, grid, list(heads))
         block = partial(_by_scores, scores, dense.values_of(tokens, heads_of(layer.w_val, heads)))
-    rows = fitting = _queries_per_block(layer, len(x), grid, len(heads), BLOCK_BYTES)
+    rows = fitting = queries_at_once(layer, len(x), grid, len(heads))
     if torch.is_grad_enabled():
-        rows = _queries_per_block(layer, len(x), grid, len(heads), CACHE_BYTES)
+        rows = queries_at_once(layer, len(x), grid, len(heads), CACHE_BYTES)
     if fitting < grid.query_count:
         block = partial(bounded, block)
     learned = layer.encoding.tensors()
@@ -75,25 +72,20 @@ def query_places(
         start + stride * torch.arange(count, device=device)
         for start, stride, count in zip(first, step, output, strict=True)
     ]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
+    return torch.cartesian_prod(*axes).view(-1, len(axes))
 
 
-def averages_of(layer: Layer, padded: Tensor, places: Tensor, heads: Sequence[int]) -> Block:
-    """What heads with content average over the keys, in operations that a compiler can trace.
-
-    ``padded`` are the tokens, (B, D_in, *shape), in the working type, and ``places`` the token
-    position of every query, int64 (queries, d).  The layer's encoding factorises.
+def averages_of(layer: Any, padded: Tensor, places: Tensor, heads: Sequence[int]) -> Block:
+    """What heads with content average over the keys, in operations that a compiler can trace: of
+    padded tokens, (B, D_in, *shape), and the positions of queries, int64 (queries, d).
     """
     tokens = padded.flatten(2).mT
     shape = padded.shape[2:]
     encoding = layer.encoding
-    numbers = places[:, 0]
-    for axis, n in enumerate(shape[1:], start=1):
-        numbers = numbers * n + places[:, axis]
     w_qry, w_key, u = (
         heads_of(t, heads).to(tokens.dtype) for t in (layer.w_qry, layer.w_key, layer.u)
     )
-    query = torch.einsum("bqi,hik->bhqk", tokens[:, numbers], w_qry)
+    query = torch.einsum("biq,hik->bhqk", padded[(..., *places.unbind(1))], w_qry)
     key = torch.einsum("bti,hik->bhtk", tokens, w_key)
     asking = query + u[:, None]
     values = dense.values_of(tokens, heads_of(layer.w_val, heads))
@@ -111,24 +103,21 @@ def averages_of(layer: Layer, padded: Tensor, places: Tensor, heads: Sequence[in
 def _bias(
     encoding: Any, vectors: Tensor, places: Tensor, shape: Sequence[int], dtype: torch.dtype
 ) -> Tensor:
-    """The products of vectors (B, heads, queries, D_p) with r_δ, less their maximum over the keys:
-    (B, heads, queries, T).
-    """
+    """Vectors (B, heads, queries, D_p) times r_δ, less the maximum: (B, heads, queries, T)."""
     total: Any = 0
     for axis, n in enumerate(shape):
         keys = torch.arange(n, device=places.device)
         delta = (keys - places[:, axis, None]).double()  # (queries, n)
         scores = encoding.along(vectors, delta, axis)
         scores = (scores - scores.detach().amax(-1, keepdim=True)).to(dtype)
-        ones = (1,) * axis, (1,) * (len(shape) - 1 - axis)
-        total = total + scores.reshape(*scores.shape[:-1], *ones[0], n, *ones[1])
+        along = [1] * len(shape)
+        along[axis] = n
+        total = total + scores.unflatten(-1, along)
     return total.flatten(-len(shape))
 
 
 def _by_content(asking: Tensor, key: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """P^h X W_val^h from X_q W_qry + u, (B, heads, queries, D_k), X_k W_key, (B, heads, T, D_k), and
-    the terms with r_δ.
-    """
+    """P^h X W_val^h from X_q W_qry + u, X_k W_key, (B, heads, T, D_k), and the terms with r_δ."""
     # A transform has rules for plain operations, not for the fused kernels, which give no gradient
     # of the bias either.
     if not torch.compiler.is_compiling() and (transformed() or bias.requires_grad):
@@ -151,11 +140,9 @@ def _by_scores(scores: Scores, values: Tensor, queries: slice, *_: Tensor) -> Te
 
 
 def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
-    """Call ``function``; while gradients are recorded, checkpoint it, so that no attention map is
-    saved.
+    """Call ``function``; while gradients are recorded, checkpoint it, so that no map is saved.
 
-    A tensor that someone else may change in place is to be an argument: then torch refuses to
-    compute with other numbers than in the forward pass.
+    Torch refuses to compute with arguments that were changed in place since.
     """
     if torch.is_grad_enabled() and not transformed():  # torch.func has no hooks for saved tensors
         result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
@@ -164,13 +151,9 @@ def bounded(function: Callable[..., Tensor], *args: object) -> Tensor:
     return function(*args)
 
 
-def _queries_per_block(layer: Layer, batch: int, grid: TokenGrid, heads: int, most: int) -> int:
+def queries_at_once(
+    layer: Any, batch: int, grid: TokenGrid, heads: int, most: int = BLOCK_BYTES
+) -> int:
     """How many queries have scores of at most so many bytes."""
     images = max(1, batch) if layer.has_content() else 1
     return queries_per_block(min(grid.query_count, most // (8 * images * heads * grid.token_count)))
-
-
-def memory(layer: Layer, batch: int, grid: TokenGrid, heads: int) -> int:
-    """A generous bound on the bytes of one block, and of the values of so many heads."""
-    rows = _queries_per_block(layer, batch, grid, heads, BLOCK_BYTES)
-    return dense.memory(layer, batch, grid, heads, rows)

@@ -17,13 +17,14 @@ from construct.execution import reads
 from construct.execution.transforms import shared_array, sizes_as_numbers, transformed
 
 AT_ONCE = 2**16
-"""Bytes compared at a time, few enough for the identities to stay in a core's cache; a single
-matrix may have more.
-"""
+"""Bytes compared at a time, so that the identities stay in a core's cache; a matrix may have more."""
 
 
-def is_identity(blocks: Tensor) -> bool:
-    """Whether every matrix of (heads, groups, n, n) is the identity, bit for bit on a CPU."""
+def is_identity(blocks: Tensor, heads: Sequence[int] = ()) -> bool:
+    """Whether every matrix of (heads, groups, n, n), or of some heads, is the identity; bit for bit
+    on a CPU.
+    """
+    blocks = heads_of(blocks, heads) if heads else blocks
     rows, columns = blocks.shape[-2:]
     if rows != columns or not blocks.numel():
         return False
@@ -35,9 +36,7 @@ def is_identity(blocks: Tensor) -> bool:
 
 
 def identity_parts(matrices: np.ndarray) -> Iterator[tuple[bytearray, np.ndarray]]:
-    """Pair parts of (heads, groups, n, n) with the bytes of as many identities: a bytearray
-    compares itself with memory.
-    """
+    """The bytes of identities, which compare themselves with memory, and parts of the matrices."""
     rows = matrices.shape[-1]
     flat = matrices.reshape(-1, rows * rows)
     most = max(1, AT_ONCE // flat[:1].nbytes)
@@ -60,32 +59,22 @@ def heads_of(t: Tensor, heads: Sequence[int]) -> Tensor:
     return t if all_heads else t[heads[0] : heads[-1] + 1]
 
 
-def _are_identities(blocks: Tensor, heads: tuple[int, ...]) -> bool:
-    return is_identity(heads_of(blocks, heads))
-
-
 def whole_factor(layer: Any, heads: tuple[int, ...]) -> str:
-    """The factor that is the whole matrix of each of these heads, "w_val" or "w_out", because the
-    other one is the identity; "" if none is.
-    """
+    """The factor, "w_val" or "w_out", whose other one is the identity in these heads; or ""."""
     for whole, other in (("w_val", "w_out"), ("w_out", "w_val")):
         factor = getattr(layer, other)
         known = not tokens.host_waits(factor.device) or reads.state_of(factor) is not None
-        if known and reads.once(layer, other, _are_identities, heads):
+        if known and reads.once(layer, other, is_identity, heads):
             return whole
     return ""
 
 
 class Merge(torch.autograd.Function):
-    """W_val W_out for every head and group, of which one is the identity, with derivatives of any
-    order.
-    """
+    """W_val W_out of which one is the identity, with derivatives of any order."""
 
     @staticmethod
     def forward(ctx, w_val: Tensor, w_out: Tensor, whole: str):  # type: ignore[override]
-        """w_val (heads, groups, C, D_h), w_out (heads, groups, D_h, D) → (heads, groups, C, D): the
-        factor named ``whole``.
-        """
+        """The factor named ``whole``."""
         ctx.save_for_backward(w_val, w_out)
         ctx.whole = whole
         # torch turns an input that is returned unchanged into a view
@@ -105,19 +94,24 @@ class Merge(torch.autograd.Function):
 
 
 def merged(
-    layer: Any, dtype: torch.dtype | None = None, heads: tuple[int, ...] | None = None
+    layer: Any,
+    dtype: torch.dtype | None = None,
+    heads: tuple[int, ...] | None = None,
+    whole: str | None = None,
 ) -> Tensor:
-    """W_val W_out for every group of these heads, or all: (heads, groups, C, D); a factor itself if
-    the other is the identity.
+    """W_val W_out of these heads, or all, (heads, groups, C, D): the factor ``whole`` itself, if the
+    other is the identity; which one is read, unless it is given.
     """
     dtype = dtype or layer.w_val.dtype
     heads = tuple(range(layer.heads)) if heads is None else heads
-    whole = "" if transformed() else whole_factor(layer, heads)
+    if whole is None:
+        whole = "" if transformed() else whole_factor(layer, heads)
     if whole:
         identity = layer.w_out if whole == "w_val" else layer.w_val
         if not (torch.is_grad_enabled() and identity.requires_grad):
             return heads_of(getattr(layer, whole), heads).to(dtype)
     w_val, w_out = (heads_of(t, heads).to(dtype) for t in (layer.w_val, layer.w_out))
-    product = Merge.apply(w_val, w_out, whole) if whole else w_val @ w_out
-    assert isinstance(product, Tensor)
+    if not whole:
+        return w_val @ w_out
+    product: Any = Merge.apply(w_val, w_out, whole)
     return product

@@ -2,7 +2,6 @@
 ``v`` and ``w_key_pos`` alone.
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from itertools import chain
@@ -18,9 +17,8 @@ from construct.encoding import quadratic
 from construct.encoding.encodings import Encoding, Parabola, Quadratic, shifts_are_distinct
 from construct.errors import require
 from construct.execution import reads
-from construct.execution.protocol import Layer
 from construct.execution.shifts.windows import Shifts
-from construct.execution.transforms import common, eagerly, plain, shared_array, transformed
+from construct.execution.transforms import common, eagerly, readable, shared_array, transformed
 from construct.tokens import TokenGrid
 
 CERTAIN = 746.0
@@ -74,8 +72,7 @@ class Plan:
 
 def shifts_of(grid: TokenGrid, starts: tuple[tuple[int, ...], ...]) -> Shifts:
     """From outputs to inputs, for heads whose tokens for output 0 are ``starts``; to tokens, if
-    padding copies inputs (``grid.affine`` is None); from inputs to outputs, if inputs are stuffed
-    with zeros, as in a transposed layer.
+    padding copies inputs; from inputs to outputs in a transposed layer.
     """
     if grid.affine is None:
         return Shifts(starts, grid.step, grid.shape, grid.query_shape)
@@ -91,7 +88,7 @@ PLANS: dict[tuple[Any, ...], Plan] = {}
 """Plans by the numbers that say where heads look, and the grid; by these numbers alone, the latest."""
 
 
-def plan_for(layer: Layer, grid: TokenGrid) -> Plan:
+def plan_for(layer: Any, grid: TokenGrid) -> Plan:
     """The plan on this grid, cached by the very numbers that say where heads look."""
     encoding = layer.encoding
     content = layer.content_heads()
@@ -125,7 +122,7 @@ def _numbers(t: Tensor) -> tuple[object, ...]:
     """The bytes, type and shape of the values that all members of a tensor share."""
     values = common(t)
     assert values is not None
-    with nullcontext() if plain() else eagerly():
+    with readable():
         bits = values.cpu().contiguous().view(torch.uint8)
         return shared_array(bits).tobytes(), values.dtype, values.shape
 
@@ -133,27 +130,22 @@ def _numbers(t: Tensor) -> tuple[object, ...]:
 # a head whose scores overflow is not a shift
 @np.errstate(divide="ignore", over="ignore", invalid="ignore")
 def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGrid) -> Plan:
-    """Find the heads that are certain to be shifts; c is float64 (heads, D_p), and ``content``
-    (heads,) says whose scores depend on content.
-    """
-    shifts = sum(grid.box_shape)
-    box = grid.box
-    if isinstance(encoding, Quadratic):  # a larger box serves more grids
-        reach = [1 << max(-low, high, 0).bit_length() for low, high in box]
-        box = tuple((-n, n) for n in reach)
-    else:
-        shifts = c.shape[1] * prod(grid.box_shape)
+    """Find the heads that are shifts; c (heads, D_p), and ``content`` (heads,), whose depend on it."""
+    boxes = [grid.box]
+    shifts = c.shape[1] * prod(grid.box_shape)
+    if isinstance(encoding, Quadratic):
+        reach = [1 << max(-low, high, 0).bit_length() for low, high in grid.box]
+        boxes.append(tuple((-n, n) for n in reach))  # a larger box serves more grids
+        shifts = sum(grid.box_shape)
     require(16 * shifts, torch.device("cpu"), f"planning attention over {grid.token_count} keys")
     low, high = np.array(grid.common_box).T
-
-    def shifts_in(box: Box) -> tuple[np.ndarray, np.ndarray]:
+    certain = content
+    while boxes:
+        box = boxes.pop()
         deltas, certain = _peaks(c, encoding, grid, box)
-        return deltas, certain & ~content & ((low <= deltas) & (deltas <= high)).all(axis=1)
-
-    deltas, certain = shifts_in(box)
-    if box != grid.box and not (certain | content).all():
-        box = grid.box
-        deltas, certain = shifts_in(box)
+        certain &= ~content & ((low <= deltas) & (deltas <= high)).all(axis=1)
+        if (certain | content).all():
+            break
     soft = ~certain & ~content & encoding.factorises
     sharp, softer, others = (
         tuple(np.flatnonzero(of).tolist()) for of in (certain, soft, ~certain & ~soft)
@@ -164,9 +156,7 @@ def _plan(c: np.ndarray, content: np.ndarray, encoding: Encoding, grid: TokenGri
 def _peaks(
     c: np.ndarray, encoding: Encoding, grid: TokenGrid, box: Box
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Each head's shift with the greatest score in a box, which is the grid's unless scores are
-    quadratic, (heads, d); and whether all others are certain to get attention 0 in float64.
-    """
+    """Each head's best shift in a box, (heads, d), and whether no other gets attention in float64."""
     least = [low for low, _ in box]
     axes = [np.arange(low, high + 1.0) for low, high in box]
     if isinstance(encoding, Quadratic):
@@ -175,15 +165,12 @@ def _peaks(
         ]
         places, sure = zip(*peaks, strict=True)
         certain = np.logical_and.reduce(sure)
-    elif isinstance(encoding, Parabola) and not shifts_are_distinct(encoding.radix, box):
-        # its numbers may be too large for float64
-        places = [np.zeros(len(c), dtype=np.int64)] * len(least)
-        certain = np.zeros(len(c), dtype=bool)
     elif isinstance(encoding, Parabola):
         weighted = [weight * along for weight, along in zip(encoding.radix, axes, strict=True)]
         numbers = reduce(np.add.outer, weighted).ravel()
         at, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers)
         places = np.unravel_index(at, grid.box_shape)
+        certain &= shifts_are_distinct(encoding.radix, box)
     else:  # one softmax over all shifts of the box: enumerate them
         r = encoding.r(grid).detach().cpu().numpy()
         doubt = (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53
@@ -217,11 +204,8 @@ def _peak_of_parabola(
 def _peak(
     places: np.ndarray, scores: np.ndarray, doubt: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The place of each row's greatest score, and whether all others are certain to get attention 0
-    in float64.
-
-    ``scores`` (heads, n) are those of ``places`` (heads, n) or (n,), and ``doubt`` (heads, n or 1)
-    bounds their errors.
+    """The place of each row's greatest score, and whether no other gets attention in float64, for
+    scores (heads, n) of places (heads, n) or (n,), with errors up to ``doubt`` (heads, n or 1).
     """
     doubt = np.broadcast_to(doubt, scores.shape)
     rows = np.arange(len(scores))

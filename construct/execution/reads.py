@@ -26,14 +26,11 @@ ADDED_HEADS = "construct.modules.added_heads.AddedHeads"
 """The parametrization that tells which rows are frozen; its module imports this one."""
 
 _RESULTS: WeakKeyDictionary[Any, dict[Any, tuple[Any, Tensor, Any]]] = WeakKeyDictionary()
-"""For each layer, by name and function: the tensor's state, the tensor
-(so that its id is not reused) and what was read.
-"""
+"""For each layer, by name and function: the tensor's state, the tensor itself, and what was read."""
 _IDS: set[int] = set()
 """The tensors with a state since ``_STEPS`` was last counted up."""
 _STEPS = [0]
-"""How often one of them may have changed unseen: by an optimizer's step, or while it was learned.
-"""
+"""How often one of them may have changed unseen: by an optimizer, or while it was learned."""
 
 
 def frozen_rows(layer: Any, name: str) -> Tensor:
@@ -55,9 +52,7 @@ def frozen_rows(layer: Any, name: str) -> Tensor:
 
 
 def once(layer: Any, name: str, function: Callable[..., T], *arguments: Any) -> T:
-    """Call ``function``, which reads values, on :func:`frozen_rows` and further arguments; where
-    that waits, only if they may have changed.
-    """
+    """Call ``function`` on :func:`frozen_rows`; where that waits, only if they may have changed."""
     tensor = frozen_rows(layer, name)
     state = state_of(tensor) if tokens.host_waits(tensor.device) else None
     if state is None:
@@ -71,9 +66,7 @@ def once(layer: Any, name: str, function: Callable[..., T], *arguments: Any) -> 
 
 
 def state_of(tensor: Tensor) -> Any:
-    """What differs after a tensor has changed; None for one that is learned, that is not a parameter,
-    or that counts no changes.
-    """
+    """What differs after a parameter has changed; None if it is learned, or counts no changes."""
     if type(tensor) is not Parameter or is_learned(tensor) or tensor.is_inference():
         return None
     _watch_optimizers()
@@ -85,9 +78,7 @@ def state_of(tensor: Tensor) -> Any:
 
 
 def is_learned(tensor: Tensor) -> bool:
-    """Whether a tensor is learned; if so, what was read while it was frozen holds no longer, should
-    it be frozen again.
-    """
+    """Whether a tensor is learned; if so, what was read while it was frozen holds no longer."""
     if tensor.requires_grad and id(tensor) in _IDS:
         _invalidate()
     return tensor.requires_grad
@@ -104,9 +95,7 @@ def _watch_optimizers() -> None:
 
 
 def _after_step(optimizer: Optimizer, *_: Any) -> None:
-    """Invalidate all states if the step may have changed a tensor that has one, unlike a frozen one
-    without a gradient.
-    """
+    """Invalidate all states if the step may have changed a tensor that has one."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if not _IDS.isdisjoint({id(p) for p in parameters if p.requires_grad or p.grad is not None}):
         _invalidate()

@@ -5,7 +5,6 @@ records the shift itself, for any spatial size, and heads with content as attent
 """
 
 import logging
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from math import prod
@@ -15,18 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from construct.encoding.encodings import CLASSICAL
-from construct.execution.dense import added_up
+from construct.execution.dense import added_up, working_dtype
 from construct.execution.fused import averages_of, query_places
-from construct.execution.head_matrices import heads_of, whole_factor
+from construct.execution.head_matrices import heads_of, merged, whole_factor
 from construct.execution.plan import plan_for, shifts_of
-from construct.execution.protocol import Layer, is_channels_last, tensors_of, working_dtype
-from construct.execution.shifts import plain
-from construct.execution.shifts.operator import shifted_sum
-from construct.execution.transforms import abstract, eagerly, transformed
+from construct.execution.shifts.operator import gathered, product, shifted_sum, sliced
+from construct.execution.shifts.windows import Shifts
+from construct.execution.transforms import abstract, eagerly, is_channels_last, transformed
 from construct.geometry import ConvGeometry
 from construct.tokens import TokenGrid, output_size
+from construct.weights import NAMES
 
 log = logging.getLogger(__name__)
+_say_once = lru_cache(log.warning)
 
 FROZEN = "_frozen_heads"
 """The attribute of layers copied for export, and no others: what :func:`freeze` returned."""
@@ -45,15 +45,17 @@ class Frozen(NamedTuple):
         starts: where these look.
         whole: their factor that is the whole matrix, because the other one is the identity, or "".
         others: heads with content.
+        operators: whether operators without rules for transforms may be called.
     """
 
     sharp: tuple[int, ...]
     starts: Starts
     whole: str
     others: tuple[int, ...]
+    operators: bool = False
 
 
-def freeze(layer: Layer) -> Frozen:
+def freeze(layer: Any) -> Frozen:
     """Read off which heads are shifts, and where these look.
 
     Raises:
@@ -85,10 +87,8 @@ def freeze(layer: Layer) -> Frozen:
     return Frozen(plan.sharp, plan.starts, whole_factor(layer, plan.sharp), plan.others)
 
 
-def frozen_now(layer: Layer) -> tuple[Frozen, bool] | None:
-    """As :func:`freeze`, while ``torch.compile`` traces, and whether operators without rules for
-    transforms may be called; None if heads cannot be frozen.
-    """
+def frozen_now(layer: Any) -> Frozen | None:
+    """As :func:`freeze`, while ``torch.compile`` traces; None if heads cannot be frozen."""
     try:
         # within a transform of torch.func, which the compiler follows, these tensors would be
         # wrapped.  What learns may be zero only now, and compilers guard on no number: it is
@@ -102,27 +102,21 @@ def frozen_now(layer: Layer) -> tuple[Frozen, bool] | None:
         "compiled layers keep looking where their heads look now: after editing w_qry, w_key, w_key_pos, u, v, W_val or W_out "
         "that are frozen, call torch.compiler.reset() and compile again"
     )
-    return frozen, layer.v.is_cpu and not transformed() and not torch.compiler.is_exporting()
+    plainly_called = not transformed() and not torch.compiler.is_exporting()
+    return frozen._replace(operators=layer.v.is_cpu and plainly_called)
 
 
-@lru_cache
-def _say_once(message: str) -> None:
-    log.warning(message)
-
-
-def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
-    """Eq. 3 if all heads are known to be shifts or to have content: x (B, D_in, *n) →
-    (B, D_out, *o), in the layer's type; else None.
+def run_traced(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
+    """Eq. 3 in the type of x, (B, D_in, *n) → (B, D_out, *o); None if a head cannot be traced.
 
     Raises:
         NotImplementedError: torch.export traces tensors without values, which do not tell where
             heads look.
     """
-    copied = getattr(layer, FROZEN, None)
-    known = _frozen_while_traced(layer) if copied is None else (copied, False)
-    if known is None:
+    copied: Frozen | None = getattr(layer, FROZEN, None)
+    frozen = copied or _frozen_while_traced(layer)
+    if frozen is None:
         return None
-    frozen, operators = known
     tokens = _of(working_dtype(x.dtype), x)
     bias = _of(tokens.dtype, layer.b_out)
     y = bias.view(-1, *(1,) * len(geometry.kernel_size))
@@ -130,13 +124,15 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     output = _outputs(padded.shape[2:], geometry)
     if frozen.sharp:
         w = _matrices(layer, frozen, tokens.dtype)
-        where = frozen.starts, geometry.query_stride, output
-        if copied is not None:
-            y = plain.gathered(padded, w, bias, *where)
-        elif operators and torch.compiler.is_dynamo_compiling() and prod(w.shape[2:]) > 1:
+        shifts = Shifts(
+            frozen.starts, geometry.query_stride, tuple(padded.shape[2:]), tuple(output)
+        )
+        if copied is not None and len(frozen.sharp) > 1:
+            y = gathered(padded, w, bias, shifts)
+        elif frozen.operators and torch.compiler.is_dynamo_compiling() and prod(w.shape[2:]) > 1:
             y = _as_operator(tokens, padded, w, frozen.starts, bias, geometry)
         else:
-            y = plain.sliced(padded, w, bias, *where)
+            y = sliced(padded, w, bias, shifts)
     if frozen.others:
         places = query_places(geometry.anchor, geometry.query_stride, output, x.device)
         averages = averages_of(layer, padded, places, frozen.others)(slice(None))
@@ -145,7 +141,7 @@ def run_traced(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor | None
     return _of(x.dtype, y)
 
 
-def _frozen_while_traced(layer: Layer) -> tuple[Frozen, bool] | None:
+def _frozen_while_traced(layer: Any) -> Frozen | None:
     if not torch.compiler.is_dynamo_compiling() and (
         torch.compiler.is_compiling() or abstract(layer.v)
     ):
@@ -162,27 +158,18 @@ def _frozen_while_traced(layer: Layer) -> tuple[Frozen, bool] | None:
         return layer.frozen_now()
 
 
-def _matrices(layer: Layer, frozen: Frozen, dtype: torch.dtype) -> Tensor:
-    """W_h of the heads that are shifts, (heads, g, C, D): one factor, or the product.
-
-    A compiler guards on no number: what learns between calls without gradients is multiplied in
-    these too, and so is what functional_call puts in a parameter's place.
+def _matrices(layer: Any, frozen: Frozen, dtype: torch.dtype) -> Tensor:
+    """W_h of the shifts, (heads, g, C, D): a factor, or the product of what may change, as compilers
+    guard on no number.
     """
     identity = layer.w_out if frozen.whole == "w_val" else layer.w_val
-    if (
-        frozen.whole
-        and not identity.requires_grad
-        and (isinstance(identity, nn.Parameter) or hasattr(layer, FROZEN))
-    ):
-        return _of(dtype, heads_of(getattr(layer, frozen.whole), frozen.sharp))
-    w_val, w_out = (heads_of(t, frozen.sharp) for t in (layer.w_val, layer.w_out))
-    return _of(dtype, w_val) @ _of(dtype, w_out)
+    constant = isinstance(identity, nn.Parameter) or hasattr(layer, FROZEN)
+    whole = frozen.whole if constant and not identity.requires_grad else ""
+    return merged(layer, dtype, frozen.sharp, whole)
 
 
-def _outputs(tokens: Sequence[Any], geometry: ConvGeometry) -> list[Any]:
-    """The outputs along each axis of a padded grid, in as few divisions as a program for every size
-    can have.
-    """
+def _outputs(tokens: Any, geometry: ConvGeometry) -> list[Any]:
+    """The outputs along each axis of a padded grid, in as few divisions as possible."""
     axes = zip(tokens, geometry.span, geometry.query_stride, strict=True)
     return [(n - span - 1) // step + 1 if step > 1 else n - span for n, span, step in axes]
 
@@ -190,31 +177,32 @@ def _outputs(tokens: Sequence[Any], geometry: ConvGeometry) -> list[Any]:
 def _as_operator(
     x: Tensor, padded: Tensor, w: Tensor, starts: Starts, bias: Tensor, geometry: ConvGeometry
 ) -> Tensor:
-    """The outputs by one operator, which reads the input with zeros around it, or the padded tokens
-    where padding copies inputs.
-    """
+    """The outputs by one operator, of the input, or of padded tokens that copy inputs."""
     g = geometry
     size = tuple(x.shape[2:])
     grid = TokenGrid(
         size, g.stuffing, g.pads, g.padding_mode, g.anchor, g.query_stride, g.output_size(size)
     )
     shifts = shifts_of(grid, starts)
-    where = sum(shifts.offsets, ()), shifts.step, shifts.size, shifts.output
     images = padded if grid.affine is None else x
     matrices = w.mT if grid.stuffed else w
-    return shifted_sum(images, matrices, bias, *where, grid.stuffed, is_channels_last(x))
+    return shifted_sum(images, matrices, bias, shifts.numbers, grid.stuffed, is_channels_last(x))
 
 
-def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
-    """Call a layer on fake or meta tensors, which have shapes but no values: (B, D_in, *n) →
-    (B, D_out, *o), likewise.
+def tensors_of(layer: Any) -> tuple[Tensor, ...]:
+    """Every tensor that a call of the layer may differentiate with respect to."""
+    return tuple(getattr(layer, name) for name in (*NAMES, *layer.offsets))
+
+
+def run_abstract(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor:
+    """Call a layer on tensors with shapes but no values: (B, D_in, *n) → (B, D_out, *o).
 
     Raises:
         RuntimeError: this size has no output.
     """
     output = output_size(geometry, tuple(x.shape[2:]))
     columns = (0 * x.sum()).expand(len(x), x.shape[1], layer.heads, *output)
-    y = plain.product(columns, layer.w_val @ layer.w_out, layer.b_out)
+    y = product(columns, layer.w_val @ layer.w_out, layer.b_out)
     for tensor in tensors_of(layer):
         if tensor.requires_grad and tensor is not layer.b_out:
             y = y + 0 * tensor.sum().to(y.dtype)
@@ -222,8 +210,7 @@ def run_abstract(layer: Layer, x: Tensor, geometry: ConvGeometry) -> Tensor:
 
 
 def recorded_by_fx(layer: Any, input: Any, output_size: list[int] | None) -> Any:
-    """A call of a layer in a network that ``torch.fx`` traces: one node of its graph, as for
-    torch's own layers.
+    """A call of a layer in a network that ``torch.fx`` traces: one node of its graph.
 
     Raises:
         TypeError: the input is not a symbol of ``torch.fx``, nor a tensor; or no network is

@@ -24,9 +24,7 @@ def transformed() -> bool:
 
 
 def traced() -> bool:
-    """Whether a graph of operators is being recorded: by a compiler, ``torch.export``,
-    ``torch.jit.trace`` or ``make_fx``.
-    """
+    """Whether a graph is being recorded, by a compiler, ``torch.jit.trace`` or ``make_fx``."""
     return (
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
@@ -49,17 +47,13 @@ def abstract(*tensors: Tensor) -> bool:
 
 
 def plain() -> bool:
-    """Whether operators run normally: no transform, forward mode, fake mode or trace
-    (other than a compiler's) is active.
-    """
+    """Whether operators run normally, without a transform, a fake mode or a trace but a compiler's."""
     return torch.compiler.is_compiling() or not (transformed() or traced() or faked())
 
 
 @contextmanager
 def eagerly() -> Iterator[None]:
-    """Disable traces, fake modes and transforms within the block: results have values, and sizes
-    are ints.
-    """
+    """Without traces, fake modes and transforms: results have values, and sizes are ints."""
     state = torch._C._get_tracing_state()
     torch._C._set_tracing_state(None)  # type: ignore[arg-type]
     try:
@@ -70,9 +64,7 @@ def eagerly() -> Iterator[None]:
 
 
 def sizes_as_numbers() -> AbstractContextManager[None]:
-    """Sizes of tensors that are read within the block are ints, also where ``torch.jit.trace`` is
-    recording.
-    """
+    """Sizes that are read within the block are ints, also where ``torch.jit.trace`` records."""
     recording = not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
     return eagerly() if recording else nullcontext()
 
@@ -90,9 +82,7 @@ def numbers(t: Tensor) -> Tensor:
 
 
 def _unwrapped(t: Tensor) -> tuple[Tensor, list[int]]:
-    """The tensor inside all ``torch.func`` wrappers; and, from the innermost, which of the
-    remaining axes each maps over.
-    """
+    """The tensor inside all ``torch.func`` wrappers, and the axes that they map over."""
     axes: list[int] = []
     while _functorch.is_functorch_wrapped_tensor(t):
         if _functorch.is_batchedtensor(t):
@@ -106,6 +96,16 @@ def is_batched(t: Tensor) -> bool:
     return not torch.compiler.is_compiling() and bool(_unwrapped(t)[1])
 
 
+def is_channels_last(x: Tensor) -> bool:
+    """Whether channels are last in memory, in the dimensions for which torch has such a format.
+
+    Not by torch's formats: a compiler may map, and then torch answers for one of them alone.
+    """
+    if x.dim() not in (4, 5) or is_batched(x):
+        return False
+    return x.movedim(1, -1).is_contiguous() and not x.is_contiguous()
+
+
 def is_batched_by_autograd(t: Tensor) -> bool:
     """Whether a tensor is several gradients at once (``is_grads_batched``), by torch's older vmap."""
     return _functorch.is_legacy_batchedtensor(t)
@@ -114,30 +114,32 @@ def is_batched_by_autograd(t: Tensor) -> bool:
 def shared_array(t: Tensor) -> np.ndarray:
     """The very memory of a tensor on the CPU that records nothing.
 
-    Not by ``numpy()``, after which torch never resizes the storage again: FSDP frees parameters
-    that way.
+    After ``numpy()`` torch never resizes the storage again, which is how FSDP frees parameters.
     """
     if torch.compiler.is_compiling():
         return t.numpy()  # a compiler knows this one alone
     return np.from_dlpack(t.resolve_neg())  # type: ignore[arg-type]  # dlpack drops a sign kept apart
 
 
+def readable() -> AbstractContextManager[None]:
+    """Values of tensors can be read within the block."""
+    return nullcontext() if plain() else eagerly()
+
+
 def nonzero_heads(t: Tensor) -> np.ndarray:
     """Whether any value of each head is nonzero: t (heads, …) → bool (heads,)."""
     values = numbers(t)
     mapped = values.dim() - t.dim()
-    with nullcontext() if plain() else eagerly():
+    with readable():
         return np.array(values.movedim(mapped, 0).flatten(1).any(1).tolist())
 
 
 def common(t: Tensor) -> Tensor | None:
     """The values that all members of a mapped tensor share; None if they differ."""
     values = numbers(t)
-    dims = t.dim()
-    if values.dim() > dims:
-        with eagerly():
-            while values.dim() > dims:
-                if not len(values) or not values.eq(values[:1]).all():
-                    return None
-                values = values[0]
+    with readable():
+        while values.dim() > t.dim():
+            if not len(values) or not values.eq(values[:1]).all():
+                return None
+            values = values[0]
     return values

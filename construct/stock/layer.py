@@ -27,8 +27,8 @@ from construct.encoding.encodings import CLASSICAL, shift_of_number, shifts_are_
 from construct.encoding.sharpness import ALPHA
 from construct.errors import refuse, require
 from construct.execution.call import geometry_for, has_batch_axis
-from construct.execution.protocol import tensors_of
 from construct.execution.shifts.operator import is_recorded
+from construct.execution.traced import tensors_of
 from construct.execution.transforms import transformed
 from construct.geometry import ConvGeometry
 from construct.modules.patches import PatchAttention, Patching

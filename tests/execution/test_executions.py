@@ -21,7 +21,7 @@ from construct import errors as room
 from construct.attention import EXECUTIONS, smaller_blocks
 from construct.errors import NotEnoughMemory
 from construct.execution import fused
-from construct.execution.shifts import workspace
+from construct.execution.shifts import windows
 from construct.tokens import TokenGrid
 from runs import SMALL, channels_last, convolution_calls, normal, peak_bytes
 from truths import exact, excess, layer_of, paper, paper_attention, random_layer
@@ -144,7 +144,7 @@ class TestContract:
         with torch.set_grad_enabled(grad):
             estimate = EXECUTIONS[execution].memory(layer, len(x), grid)
             EXECUTIONS[execution].run(layer, x, grid)  # fill the caches that persist between calls
-            with mock.patch.object(workspace, "KEPT_BYTES", 0):  # except the buffer, which a first call allocates
+            with mock.patch.object(windows, "KEPT_BYTES", 0):  # except the buffer, which a first call allocates
                 real = peak_bytes(lambda: EXECUTIONS[execution].run(layer, x, grid))
         assert real <= estimate <= 16 * real + 2**25
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from construct import conv_to_mhsa
 from construct.execution import axial, cache, plan
-from construct.execution.shifts import workspace
+from construct.execution.shifts import windows
 from construct.tokens import TokenGrid
 from runs import channels_last, peak_bytes
 
@@ -59,7 +59,7 @@ def test_the_estimate_is_above_what_is_taken(
         with torch.set_grad_enabled(grad):
             estimate = axial.memory(layer, len(x), grid)
             axial.run(layer, x, grid)  # fill the caches that persist between calls
-            monkeypatch.setattr(workspace, "KEPT_BYTES", 0)  # except the buffer, which a first call allocates
+            monkeypatch.setattr(windows, "KEPT_BYTES", 0)  # except the buffer, which a first call allocates
             real = peak_bytes(lambda x=x: axial.run(layer, x, grid))
         assert real <= estimate
 

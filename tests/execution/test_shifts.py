@@ -14,8 +14,7 @@ from construct import conv_to_mhsa, tokens
 from construct.attention import smaller_blocks
 from construct.execution.head_matrices import is_identity
 from construct.execution.shifts import maps
-from construct.execution.shifts.windows import Shifts
-from construct.execution.shifts.workspace import _KEPT, workspace
+from construct.execution.shifts.windows import _KEPT, Shifts, workspace
 from runs import FORCED, channels_last, forced, kernel_gradient
 from verify.strategies import Case, cases
 
@@ -116,7 +115,7 @@ def test_outputs_and_gradients_are_the_convolution_s(
     theirs = torch.autograd.grad(expected, [given, conv.weight], pull)
     with forced(constants), smaller_blocks(queries), pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "new_empty", lambda *a, **o: new(*a, **o).fill_(torch.nan))
-        patch.setattr("construct.execution.shifts.workspace.KEPT_BYTES", 0)
+        patch.setattr("construct.execution.shifts.windows.KEPT_BYTES", 0)
         output = layer(given)
         ours = torch.autograd.grad(output, [given, layer.w_val, layer.w_out], pull)
         with torch.no_grad():

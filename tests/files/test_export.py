@@ -300,7 +300,7 @@ def test_the_operator_has_the_strides_of_its_fake_tensor(given: bool, last: bool
     for side in (16, 64):
         size = [side * step, side * step]
         x, w = torch.randn(1, 128, *size), torch.randn(1, 1, 128, 512)
-        arguments = (channels_last(x) if given else x, w, None, [0, 0], [step, step], size, [side, side], False, last)
+        arguments = (channels_last(x) if given else x, w, None, [0, 0, step, step, *size, side, side], False, last)
         torch.library.opcheck(shifted_sum, arguments, test_utils="test_faketensor")
 
 
@@ -346,12 +346,12 @@ def test_the_operators_keep_the_rules_of_torch(last: bool):
     x, y = (torch.randn(2, n, 5, 6, dtype=torch.float64) for n in (4, 3))
     x, y = (channels_last(t) if last else t for t in (x, y))
     w, bias = torch.randn(2, 1, 4, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
-    where = [-1, 0, 0, 1], [1, 1], [5, 6], [5, 6]
+    where = [-1, 0, 0, 1, 1, 1, 5, 6, 5, 6]
     x, y, w, bias = (t.requires_grad_() for t in (x, y, w, bias))
     calls: tuple[tuple[Any, Any], ...] = (
-        (shifted_sum, (x, w, bias, *where, False, last)),
-        (shifted_sum, (y, w, None, *where, True, last)),
-        (shifted_weights, (x, y, *where, 1)),
+        (shifted_sum, (x, w, bias, where, False, last)),
+        (shifted_sum, (y, w, None, where, True, last)),
+        (shifted_weights, (x, y, where, 1)),
     )
     for operator, arguments in calls:
         torch.library.opcheck(operator, arguments)

@@ -21,7 +21,7 @@ PACKAGES = ("construct", "verify")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 README = ROOT / "README.md"
 
-EVALUATION = "blocks shifts head_matrices plan fused soft_heads cache axial traced call".split()
+EVALUATION = "blocks shifts head_matrices plan fused cache axial traced call".split()
 """The files of fast evaluation."""
 
 RINGS = {
@@ -385,8 +385,8 @@ def forbidden(tree: ast.AST) -> list[str]:
     return [name for name in names if FORBIDDEN.fullmatch(name)]
 
 
-VIEWS = {"construct/execution/shifts/windows.py", "construct/execution/shifts/depthwise.py"}
-"""Files that view tokens through strides; a matrix product over such a view is not a convolution."""
+VIEWS = {"construct/execution/shifts/windows.py"}
+"""The file that views tokens through strides; a matrix product over such a view is not a convolution."""
 
 OPERATORS = "construct/execution/shifts/gemm.py"
 """The only file that gets a torch operator by its registered name: oneDNN's matrix product."""

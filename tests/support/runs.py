@@ -139,7 +139,7 @@ def peak_bytes(function: Any) -> int:
 
 FORCED: dict[str, dict[str, int]] = {
     "as they are": {},
-    "rows": {"maps.MIN_FLIPPED": 0, "maps.MOST_WIDER": 2**9, "depthwise.MIN_ROW": 1},
+    "rows": {"maps.MIN_FLIPPED": 0, "maps.MOST_WIDER": 2**9, "maps.MIN_ROW": 1},
     "columns": {"maps.MIN_QUERIES": 1, "maps.AT_ONCE": 2**9, "maps.MOST_WIDER": 0},
     "oneDNN": {"gemm.ONEDNN_IS_FASTER": True, "gemm.MIN_ONEDNN": 1},
     "BLAS": {"gemm.ONEDNN_IS_FASTER": False, "maps.AT_ONCE": 2**9},

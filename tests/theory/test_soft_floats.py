@@ -13,7 +13,7 @@ from torch import nn
 
 from construct import conv_to_mhsa
 from construct.encoding.encoding import Quadratic
-from construct.execution import soft_heads
+from construct.execution import axial
 from construct.execution.plan import plan_for
 from construct.tokens import TokenGrid
 from report_layers import seeded
@@ -251,9 +251,9 @@ def test_disturbed_weights_exceed_it(change: Any, monkeypatch: pytest.MonkeyPatc
     conv = seeded(lambda: nn.Conv1d(1, 1, 3, padding=40, dilation=40, stride=17))
     layer = softened(conv, 3.7, 0.25)
     x = torch.where(torch.arange(86) % 2 == 0, 1.0, -1.0).expand(1, 1, -1)
-    factors, along = soft_heads._factors, Quadratic.along
+    factors, along = axial._factors, Quadratic.along
     if callable(change):
-        monkeypatch.setattr(soft_heads, "_factors", lambda *args: change(factors(*args)))
+        monkeypatch.setattr(axial, "_factors", lambda *args: change(factors(*args)))
     elif change:
         monkeypatch.setattr(Quadratic, "along", lambda self, c, d, i: along(self, c.float(), d.float(), i))
     assert (excess(conv, layer, x) > 1) == (change is not None)

@@ -15,22 +15,16 @@ INNER: Callable[..., Tensor] | None = (
     if torch.backends.mkldnn.is_available()
     else None
 )
-"""oneDNN's inner product, which torch exposes under this name alone; None if torch was built
-without it.
-"""
-
-
-def _processor() -> str:
-    """The processor's name, as "Intel Xeon"; empty if torch cannot tell."""
-    try:
-        return str(torch.cpu.get_capabilities().get("cpu_name", ""))
-    except (AttributeError, RuntimeError):  # an older torch, or a system that does not say
-        return ""
+"""oneDNN's inner product, which torch exposes under this name alone; None if it is not built in."""
 
 
 def _is_onednn_faster() -> bool:
     """With AVX-512, but not where BLAS is Intel's library on Intel's processor."""
-    intels_own = torch.backends.mkl.is_available() and "Intel" in _processor()
+    try:
+        processor = str(torch.cpu.get_capabilities().get("cpu_name", ""))
+    except (AttributeError, RuntimeError):  # an older torch, or a system that does not say
+        processor = ""
+    intels_own = torch.backends.mkl.is_available() and "Intel" in processor
     return torch.backends.cpu.get_cpu_capability() == "AVX512" and not intels_own
 
 
@@ -62,7 +56,5 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _whole(matrix: Tensor) -> Tensor:
-    """The matrix, contiguous by rows or by columns; oneDNN's product takes a thousand times as long
-    for any other.
-    """
+    """The matrix, contiguous by rows or columns: oneDNN takes a thousand times as long for others."""
     return matrix if matrix.is_contiguous() or matrix.mT.is_contiguous() else matrix.contiguous()

@@ -5,12 +5,9 @@ With X, the tokens that all heads see side by side, and Y, the outputs:
 
     forward    Y = X W          adjoint    X = Y Wᵀ, added back head by head          weights    W = Xᵀ Y
 
-Tokens are the rows of X if images have channels last in memory.  With channels first all products
-are transposed.  No query is multiplied but those of the block, so NaN and infinity of images reach
-what sees them and nothing else; those of a kernel may reach zeros of the padding, too.
-
-On a GPU, where starting an operation takes longer than a small product, blocks are larger, and the
-adjoint is a forward map: nothing is added head by head, or in an order that is not fixed.
+Tokens are the rows of X if images have channels last in memory; else all products are transposed.
+No query is multiplied but those of the block: NaN and infinity of images reach what sees them and
+nothing else.  On a GPU nothing is added head by head, or in an order that is not fixed.
 """
 
 from collections.abc import Iterator
@@ -21,7 +18,6 @@ from torch import Tensor
 
 import construct.tokens as tokens
 from construct.execution.blocks import queries_per_block
-from construct.execution.shifts.depthwise import depthwise, depthwise_weights
 from construct.execution.shifts.gemm import product
 from construct.execution.shifts.windows import (
     Block,
@@ -29,10 +25,12 @@ from construct.execution.shifts.windows import (
     Shifts,
     blocks,
     filled_images,
+    in_layout,
     is_last,
     new_images,
+    pairs,
+    workspace,
 )
-from construct.execution.shifts.workspace import workspace
 
 AT_ONCE = 2**20
 """Numbers of X at a time, for every thread (4 MiB in float32)."""
@@ -40,13 +38,13 @@ AT_ONCE_ELSEWHERE = 2**26
 """The same where it takes long to start an operation (256 MiB)."""
 MOST_WIDER = 2
 MIN_FLIPPED = 2**2
-"""Up to so many outputs a channel, and from so many queries an output, the adjoint of stride 1 is
-faster as a forward map.
+"""The adjoint of stride 1 is a forward map up to so many outputs a channel, from so many queries an
+output: it is faster there.
 """
+MIN_ROW = 2**4
+"""Queries of a row from which depthwise layers have channels first; a shorter row makes no loop."""
 MIN_QUERIES = 2**8
-"""Queries at a time, at least: every product reads all weights.  Smaller images are multiplied
-together.
-"""
+"""Queries at a time, at least, of several small images: every product reads all weights."""
 
 
 def queries_at_once(columns: int, device: torch.device) -> int:
@@ -65,19 +63,18 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     if not (x.numel() and prod(shifts.output) and w.numel()):
         return filled_images(x, groups * width, shifts.output, last, bias)
     if _adds_in_place(x, groups, channels, width):
-        return depthwise(x, w, bias, shifts, last, adjoint=False)
-    matrix, out = w.transpose(0, 1).flatten(1, 2), None  # (g, heads·C, D)
-    for at, few, images, block in _blocks(x, w.shape, shifts, last):
+        return _depthwise(x, w, bias, shifts, last, back=False)
+    matrix = w.transpose(0, 1).flatten(1, 2)  # (g, heads·C, D)
+    at = _axis(x, groups, last)
+    out: Tensor | None = None
+    for few, images, block in _blocks(x, w.shape, shifts, at):
         columns = _columns(images, block, shifts, at, groups)
         y = _as_images(_times(columns, matrix, bias, at), block, at)
-        if y.shape == (len(x), groups * width, *shifts.output) and last == (at == 1):
-            # a product may come transposed, and networks rely on the strides
-            y = y.movedim(1, -1).contiguous().movedim(-1, 1) if last else y.contiguous()
-            # torch forbids in-place changes of a view that an autograd function returns
-            return y.data
+        if y.shape == (len(x), groups * width, *shifts.output):
+            return in_layout(y, last)
         if out is None:
             out = new_images(x, groups * width, shifts.output, last)
-        out[(few, slice(None), *block.outputs)] = y
+        out[(few, ..., *block.outputs)] = y
     assert out is not None
     return out
 
@@ -89,29 +86,24 @@ def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     ``last`` as for :func:`forward`.
     """
     heads, groups, channels, width = w.shape
-    few = width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width
-    if (few and max(shifts.step) == 1) or shifts.pointwise or tokens.host_waits(y.device):
+    narrow = width <= MOST_WIDER * channels and prod(shifts.output) >= MIN_FLIPPED * width
+    flat = (narrow and max(shifts.step) == 1) or shifts.pointwise
+    if flat or not (y.numel() and w.numel()) or tokens.host_waits(y.device):
         w = w.flip(0) if heads > 1 else w
         return forward(_stuffed(y, shifts), w.mT, bias, shifts.flipped, last)
-    out = filled_images(y, groups * channels, shifts.size, last, bias)
-    if not (y.numel() and out.numel() and heads):
-        return out
     if _adds_in_place(y, groups, channels, width):
-        return depthwise(y, w, bias, shifts, last, adjoint=True)
+        return _depthwise(y, w, bias, shifts, last, back=True)
     matrix = w.transpose(0, 1).flatten(1, 2).mT  # (g, D, heads·C)
-    for at, few, given, block in _blocks(y, w.shape, shifts, last):
-        whole = out[few]
-        place = whole[(slice(None), slice(None), *block.source)]
-        window = place if block.lies_in(whole, at) else block.zeros(whole, at)
+    at = _axis(y, groups, last)
+    out = filled_images(y, groups * channels, shifts.size, at == 1, bias)
+    for few, given, block in _blocks(y, w.shape, shifts, at):
         columns = _times(_outputs(given, block, at, groups), matrix, None, at)
-        sums = _by_head(columns, block, at, heads, groups)
-        by_group = window.unflatten(1, (groups, channels))
-        for target, addend in zip(block.head_views(by_group, shifts), sums, strict=True):
-            target.add_(addend)
-        del columns, sums, addend  # before the next ones take as much memory
-        if window is not place:
-            place.add_(window[(slice(None), slice(None), *block.inside)])
-    return out
+        sums = _as_images(columns, block, at).unflatten(1, (groups, heads, channels)).movedim(2, 0)
+        x = out[few].unflatten(1, (groups, channels))
+        for _, keys, addend in pairs(shifts, block, x, sums):
+            keys.add_(addend)
+        columns = sums = addend = None  # before the next ones take as much memory
+    return in_layout(out, last)
 
 
 def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
@@ -120,9 +112,13 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
     if not (x.numel() and y.numel() and shape[0]):
         return x.new_zeros(shape)
     if _adds_in_place(x, *shape[1:]):
-        return depthwise_weights(x, y, shifts)
+        sums = x.new_zeros(shape[0], x.shape[1])
+        for head, keys, queries in _in_place(shifts, x, y):
+            sums[head] += (keys * queries).sum((0, *range(2, x.dim())))
+        return sums[:, :, None, None]
+    at = _axis(x, groups, is_last(x))
     total: Tensor | None = None
-    for at, few, images, block in _blocks(x, shape, shifts, is_last(x)):
+    for few, images, block in _blocks(x, shape, shifts, at):
         columns = _columns(images, block, shifts, at, groups)
         outputs = _outputs(y[few], block, at, groups)
         if at == 1:
@@ -130,20 +126,22 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
         elif groups == 1 == len(columns):
             both = product(outputs[0, 0], columns[0, 0].mT)[None]
         else:
-            both = torch.einsum("bgdm,bgkm->gdk", outputs, columns)
+            both = torch.matmul(outputs, columns.mT).sum(0)
         total = both if total is None else total.add_(both)
     assert total is not None
     return total.mT.unflatten(1, (shape[0], shape[2])).transpose(0, 1)
 
 
+def _axis(images: Tensor, groups: int, last: bool) -> int:
+    """The axis of tokens in matrices: 1 for rows, or 2 for columns."""
+    small = len(images) > 1 and prod(images.shape[2:]) < MIN_QUERIES
+    return 1 if (last or small) and groups == 1 else 2
+
+
 def _blocks(
-    x: Tensor, w_shape: Ints, shifts: Shifts, last: bool
-) -> Iterator[tuple[int, slice, Tensor, Block]]:
-    """The axis of tokens in matrices, 1 for rows or 2 for columns; which images; these images; and
-    a block of outputs.
-    """
-    small = len(x) > 1 and prod(x.shape[2:]) < MIN_QUERIES
-    at = 1 if (last or small) and w_shape[1] == 1 else 2
+    x: Tensor, w_shape: Ints, shifts: Shifts, at: int
+) -> Iterator[tuple[slice, Tensor, Block]]:
+    """Which images, these images, and a block of outputs."""
     if shifts.pointwise:  # tokens are read in place
         queries = len(x) * prod(shifts.output)
     else:
@@ -155,40 +153,36 @@ def _blocks(
         few = slice(first, first + together)
         images = x[few]
         for block in planned:
-            yield at, few, images, block
+            yield few, images, block
 
 
 def _columns(images: Tensor, block: Block, shifts: Shifts, at: int, groups: int) -> Tensor:
-    """im2col, the tokens of all heads side by side: (B, g·C, *n) → (B·M, heads·C), or
-    (B, g, heads·C, M).
-    """
+    """im2col: (B, g·C, *n) → (B·M, heads·C), or (B, g, heads·C, M)."""
     if shifts.pointwise:
         return _outputs(images, block, at, groups)
     window = block.window(images, at).unflatten(1, (groups, -1))
-    if shifts.rectangle is not None:
-        view = block.rectangle_view(window, shifts, rows=at == 1)
-    elif at == 1:
-        views = block.head_views(window, shifts)
-        view = torch.stack([view[:, 0].movedim(1, -1) for view in views], -2)
+    dims = len(block.shape)
+
+    def ordered(view: Tensor) -> Tensor:  # (B, *shape, g, …, C) if tokens are rows
+        return view.movedim([*range(-dims, 0)], [*range(1, dims + 1)]) if at == 1 else view
+
+    if shifts.rectangle is None:
+        views = [ordered(view) for view in block.head_views(window, shifts)]
+        shape = [*views[0].shape]
+        shape.insert(-1 if at == 1 else 2, len(views))
+        columns = workspace("columns", window, *shape)
+        view = torch.stack(views, -2 if at == 1 else 2, out=columns)
     else:
-        view = torch.stack([*block.head_views(window, shifts)], 2)
-    if len(shifts.offsets) > 1:
-        view = workspace("columns", view, *view.shape).copy_(view)
+        view = ordered(block.rectangle_view(window, shifts))
+        if len(shifts.offsets) > 1:
+            view = workspace("columns", view, *view.shape).copy_(view)
     width = len(shifts.offsets) * window.shape[2]
     return view.reshape(-1, width) if at == 1 else view.reshape(*window.shape[:2], width, -1)
 
 
-def _by_head(columns: Tensor, block: Block, at: int, heads: int, groups: int) -> tuple[Tensor, ...]:
-    """The columns of each head: (B·M, heads·C), or (B, g, heads·C, M) → (B, g, C, *shape)."""
-    if at == 1:
-        by_head = columns.reshape(-1, *block.shape, heads, columns.shape[1] // heads)
-        return by_head.movedim(-1, 1).unsqueeze(1).unbind(-1)
-    return columns.reshape(-1, groups, heads, columns.shape[2] // heads, *block.shape).unbind(2)
-
-
 def _outputs(images: Tensor, block: Block, at: int, groups: int) -> Tensor:
     """The outputs of a block, of images (B, g·D, *o): (B·M, D), or (B, g, D, M)."""
-    outputs = images[(slice(None), slice(None), *block.outputs)]
+    outputs = images[(..., *block.outputs)]
     if at == 1:
         return outputs.movedim(1, -1).reshape(-1, images.shape[1])
     return outputs.flatten(2).unflatten(1, (groups, -1))
@@ -224,3 +218,26 @@ def _stuffed(y: Tensor, shifts: Shifts) -> Tensor:
 def _adds_in_place(x: Tensor, groups: int, channels: int, width: int) -> bool:
     """Whether groups of one channel are added in place, head by head."""
     return channels == width == 1 < groups and not tokens.host_waits(x.device)
+
+
+def _depthwise(
+    images: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool, back: bool
+) -> Tensor:
+    """The forward map of groups of one channel, or the adjoint, without products of matrices."""
+    rows = last or shifts.output[-1] < MIN_ROW
+    images = in_layout(images, rows) if rows else images
+    out = filled_images(images, images.shape[1], shifts.size if back else shifts.output, rows, bias)
+    factors = w.reshape(len(w), -1, *(1,) * len(shifts.step)).unbind()
+    for head, keys, queries in _in_place(shifts, *((out, images) if back else (images, out))):
+        if back:
+            keys.addcmul_(queries, factors[head])
+        else:
+            queries.addcmul_(keys, factors[head])
+    return in_layout(out, last)
+
+
+def _in_place(shifts: Shifts, x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """As :func:`pairs`, so many outputs at a time that they stay in a core's cache."""
+    for block in blocks(shifts, queries_per_block(AT_ONCE // 4 // prod(x.shape[:2]))):
+        outputs = y[(..., *block.outputs)]
+        yield from pairs(shifts, block, x, outputs.expand(len(shifts.offsets), *outputs.shape))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from construct.execution.shifts import maps
 from construct.execution.shifts.windows import Ints, Shifts, is_last, new_images
-from construct.execution.transforms import is_batched_by_autograd, plain
+from construct.execution.transforms import is_batched_by_autograd, plain, sizes_as_numbers
 
 
 def is_recorded(*tensors: Tensor | None) -> bool:
@@ -27,59 +27,48 @@ def evaluate(
 ) -> Tensor:
     """:func:`maps.adjoint` or :func:`maps.forward`, as one step where derivatives are recorded."""
     if is_recorded(images, w, bias):
-        return _sum(images, w, bias, *shifts.numbers, adjoint, last)
+        return _sum(images, w, bias, shifts.numbers, adjoint, last)
     return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
 
 
 @lru_cache(maxsize=1024)
-def _shifts(offsets: Ints, step: Ints, size: Ints, output: Ints) -> Shifts:
-    dims = len(step)
-    heads = (offsets[first : first + dims] for first in range(0, len(offsets), dims))
-    return Shifts(tuple(heads), step, size, output)
+def _shifts(numbers: Ints, dims: int) -> Shifts:
+    """The inverse of :attr:`Shifts.numbers`."""
+    firsts = range(0, len(numbers), dims)
+    *offsets, step, size, output = (numbers[first : first + dims] for first in firsts)
+    return Shifts(tuple(offsets), step, size, output)
 
 
 def _computed_sum(
     images: Tensor,
     w: Tensor,
     bias: Tensor | None,
-    offsets: Sequence[int],
-    step: Sequence[int],
-    size: Sequence[int],
-    output: Sequence[int],
+    numbers: Sequence[int],
     adjoint: bool,
     last: bool,
 ) -> Tensor:
-    """What one-hot heads compute, :func:`evaluate`; the offsets of all heads follow each other."""
-    shifts = _shifts(*map(tuple, (offsets, step, size, output)))
-    sums = (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
-    return sums.data  # torch forbids in-place changes of a view that an operator returns
+    """As :func:`evaluate`; compilers rely on the strides that ``last`` asks for."""
+    shifts = _shifts(tuple(numbers), images.dim() - 2)
+    return (maps.adjoint if adjoint else maps.forward)(images, w, bias, shifts, last)
 
 
 shifted_sum = torch.library.custom_op("construct::shifted_sum", _computed_sum, mutates_args=())
 
 
 @shifted_sum.register_fake
-def _(images: Tensor, w: Tensor, *rest: Any) -> Tensor:
-    *_, size, output, adjoint, last = rest
-    channels, size = (w.shape[2], size) if adjoint else (w.shape[3], output)
-    return new_images(images, w.shape[1] * channels, tuple(size), last)
+def _(images: Tensor, w: Tensor, bias: Any, numbers: Any, adjoint: bool, last: bool) -> Tensor:
+    output = len(numbers) - images.dim() + 2
+    if adjoint:
+        return new_images(
+            images, w.shape[1] * w.shape[2], numbers[2 - images.dim() + output : output], last
+        )
+    return new_images(images, w.shape[1] * w.shape[3], numbers[output:], last)
 
 
-def _computed_weights(
-    x: Tensor,
-    y: Tensor,
-    offsets: Sequence[int],
-    step: Sequence[int],
-    size: Sequence[int],
-    output: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """:func:`maps.weights`, with numbers in memory as they come out of the product, (g, D, heads,
-    C): another order would copy all weights.
-    """
-    shifts = _shifts(*map(tuple, (offsets, step, size, output)))
-    w = maps.weights(x, y, shifts, groups)
-    return w.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1).data  # as above
+def _computed_weights(x: Tensor, y: Tensor, numbers: Sequence[int], groups: int) -> Tensor:
+    """:func:`maps.weights` in the order of the product, (g, D, heads, C), which copies nothing."""
+    w = maps.weights(x, y, _shifts(tuple(numbers), x.dim() - 2), groups)
+    return w.permute(1, 3, 0, 2).contiguous().permute(2, 0, 3, 1).data  # no view
 
 
 shifted_weights = torch.library.custom_op(
@@ -88,10 +77,10 @@ shifted_weights = torch.library.custom_op(
 
 
 @shifted_weights.register_fake
-def _(x: Tensor, y: Tensor, offsets: Any, step: Any, size: Any, output: Any, groups: int) -> Tensor:
-    heads = len(offsets) // len(step)
-    channels = x.shape[1] // groups
-    return x.new_empty((groups, y.shape[1] // groups, heads, channels)).permute(2, 0, 3, 1)
+def _(x: Tensor, y: Tensor, numbers: Any, groups: int) -> Tensor:
+    heads = len(numbers) // (x.dim() - 2) - 3
+    shape = groups, y.shape[1] // groups, heads, x.shape[1] // groups
+    return x.new_empty(shape).permute(2, 0, 3, 1)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None = None) -> None:
@@ -102,30 +91,30 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor | None = None) -> No
 def _sum_backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     images, w = ctx.saved_tensors
     wants = ctx.needs_input_grad
-    _, *where, adjoint, _ = ctx.rest
+    _, numbers, adjoint, _ = ctx.rest
     pair = (gradient, images) if adjoint else (images, gradient)
     return (
-        _sum(gradient, w, None, *where, not adjoint, is_last(images)) if wants[0] else None,
-        _weights(*pair, *where, w.shape[1]) if wants[1] else None,
+        _sum(gradient, w, None, numbers, not adjoint, is_last(images)) if wants[0] else None,
+        _weights(*pair, numbers, w.shape[1]) if wants[1] else None,
         gradient.sum((0, *range(2, gradient.dim()))) if wants[2] else None,
-        *(None,) * 6,
+        *(None,) * 3,
     )
 
 
 def _weights_backward(ctx: Any, w: Tensor) -> tuple[Any, ...]:
     x, y = ctx.saved_tensors
     wants = ctx.needs_input_grad
-    *where, _ = ctx.rest
+    numbers, _ = ctx.rest
     return (
-        _sum(y, w, None, *where, True, is_last(x)) if wants[0] else None,
-        _sum(x, w, None, *where, False, is_last(y)) if wants[1] else None,
-        *(None,) * 5,
+        _sum(y, w, None, numbers, True, is_last(x)) if wants[0] else None,
+        _sum(x, w, None, numbers, False, is_last(y)) if wants[1] else None,
+        *(None,) * 2,
     )
 
 
 def _differentiated(operator: Any, computed: Any, gradients: Any) -> Any:
-    """The function ``computed`` with derivatives; it is the operator for compilers, in transforms,
-    and for several gradients at once.
+    """The function ``computed`` with derivatives; the operator, for compilers, transforms, and
+    several gradients at once.
     """
     operator.register_autograd(gradients, setup_context=_keep)
 
@@ -148,3 +137,53 @@ def _differentiated(operator: Any, computed: Any, gradients: Any) -> Any:
 
 _sum = _differentiated(shifted_sum, _computed_sum, _sum_backward)
 _weights = _differentiated(shifted_weights, _computed_weights, _weights_backward)
+
+
+# ---- in plain operations -------------------------------------------------------------------------
+# For exports, transforms of torch.func, forward mode, and compilers that see a depthwise layer or a
+# GPU.
+
+
+def sliced(tokens: Tensor, w: Tensor, bias: Tensor, shifts: Shifts) -> Tensor:
+    """b + Σ_h X_h W_h: tokens (B, g·C, *tokens), w (heads, g, C, D), bias (g·D,) → (B, g·D, *o),
+    if no head looks outside of the tokens.
+    """
+    views = [_head_view(tokens, start, shifts) for start in shifts.offsets]
+    with sizes_as_numbers():
+        channels, width = w.shape[2:]
+    if channels == width == 1:  # which a compiler fuses into one loop
+        channel = (..., *(None,) * len(shifts.step))
+        return sum(map(torch.mul, views, w.flatten(1)[channel].unbind()), start=bias[channel])
+    return product(torch.stack(views, 2), w, bias)
+
+
+def gathered(tokens: Tensor, w: Tensor, bias: Tensor, shifts: Shifts) -> Tensor:
+    """As :func:`sliced`, by one index for all heads: a program as long for two as for a thousand."""
+    starts = torch.tensor(shifts.offsets, device=tokens.device)
+    dims = len(shifts.step)
+    index: list[Any] = [...]
+    for axis, (step, count) in enumerate(zip(shifts.step, shifts.output, strict=True)):
+        queries = step * torch.arange(count, device=tokens.device)
+        queries = queries.view(-1, *(1,) * (dims - 1 - axis))
+        index.append(starts[:, axis].view(-1, *(1,) * dims) + queries)
+    return product(tokens[tuple(index)], w, bias)
+
+
+def product(columns: Tensor, w: Tensor, bias: Tensor) -> Tensor:
+    """b + Σ_h X_h W_h: columns (B, g·C, heads, *o), w (heads, g, C, D) → (B, g·D, *o)."""
+    with sizes_as_numbers():
+        groups = w.shape[1]
+    rows = columns.flatten(1, 2).flatten(2).unflatten(1, (groups, -1))  # (B, g, C·heads, queries)
+    y = torch.matmul(w.permute(1, 3, 2, 0).flatten(2), rows).flatten(1, 2)
+    return (y + bias[:, None]).unflatten(2, columns.shape[3:])
+
+
+def _head_view(tokens: Tensor, start: Ints, shifts: Shifts) -> Tensor:
+    """The tokens of a head, a strided slice: (B, C, *tokens) → (B, C, *o)."""
+    axes = zip(start, shifts.step, shifts.output, strict=True)
+    for axis, (first, step, count) in enumerate(axes, start=2):
+        tokens = tokens.narrow(axis, first, step * (count - 1) + 1)
+        if step > 1:
+            after = (slice(None),) * (tokens.dim() - axis - 1)
+            tokens = tokens[(..., slice(None, None, step), *after)]
+    return tokens
