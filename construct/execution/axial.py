@@ -54,7 +54,10 @@ def run(layer: Any, x: Tensor, grid: TokenGrid) -> Tensor:
     b_out = layer.b_out.to(dtype)
     w = getattr(layer, entry.whole) if entry and on_grid else merged(layer, dtype, plan.sharp)
     call = _sharp(plan, w, b_out, is_channels_last(x))
-    y = call(x.to(dtype)) if plan.sharp else b_out.view(-1, *(1,) * len(grid.shape))
+    if plan.sharp:
+        y = call(x.to(dtype))
+    else:
+        y = b_out.view(-1, *(1,) * len(grid.shape))
     if plan.soft:
         c = heads_of(layer.position_vector().to(x.device), plan.soft)
         soft = merged(layer, dtype, plan.soft)

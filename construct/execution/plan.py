@@ -165,12 +165,15 @@ def _peaks(
         ]
         places, sure = zip(*peaks, strict=True)
         certain = np.logical_and.reduce(sure)
+    elif isinstance(encoding, Parabola) and not shifts_are_distinct(encoding.radix, box):
+        # its numbers may be too large for float64
+        places = [np.zeros(len(c), dtype=np.int64)] * len(least)
+        certain = np.zeros(len(c), dtype=bool)
     elif isinstance(encoding, Parabola):
         weighted = [weight * along for weight, along in zip(encoding.radix, axes, strict=True)]
         numbers = reduce(np.add.outer, weighted).ravel()
         at, certain = _peak_of_parabola(c[:, 0], c[:, 1], numbers)
         places = np.unravel_index(at, grid.box_shape)
-        certain &= shifts_are_distinct(encoding.radix, box)
     else:  # one softmax over all shifts of the box: enumerate them
         r = encoding.r(grid).detach().cpu().numpy()
         doubt = (np.abs(c) @ np.abs(r).max(axis=1, keepdims=True)) * (len(r) + 2) * 2.0**-53

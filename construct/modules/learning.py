@@ -165,7 +165,8 @@ def with_covariance(layer: MHSA) -> MHSA:
     c = layer.position_vector()
     dims = layer.geometry.dims
     i, j = torch.triu_indices(dims, dims, device=c.device)
-    v = torch.cat([torch.where(i == j, c[:, :1], 0.0), c[:, 1:]], dim=1).to(layer.v.dtype)
+    products = torch.where(i == j, c[:, :1], 0.0)
+    v = torch.cat([products, c[:, 1:]], dim=1).to(layer.v.dtype)
     content = layer.w_qry.new_zeros(layer.heads, layer.in_channels, v.shape[1])
     copied = settle(copy.deepcopy(layer))
     copied._encoding = Covariance.name

@@ -53,7 +53,9 @@ def every_module(model: nn.Module, closed: Container[int] = ()) -> Iterator[tupl
 
 def joined(path: str, name: str) -> str:
     """The path of what a module at a path calls by this name; either may be empty."""
-    return ".".join(filter(None, (path, name)))
+    if path and name:
+        return f"{path}.{name}"
+    return path or name
 
 
 MOST_NAMES = 100_000

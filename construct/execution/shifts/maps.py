@@ -164,7 +164,9 @@ def _columns(images: Tensor, block: Block, shifts: Shifts, at: int, groups: int)
     dims = len(block.shape)
 
     def ordered(view: Tensor) -> Tensor:  # (B, *shape, g, …, C) if tokens are rows
-        return view.movedim([*range(-dims, 0)], [*range(1, dims + 1)]) if at == 1 else view
+        if at == 1:
+            return view.movedim([*range(-dims, 0)], [*range(1, dims + 1)])
+        return view
 
     if shifts.rectangle is None:
         views = [ordered(view) for view in block.head_views(window, shifts)]
@@ -177,7 +179,9 @@ def _columns(images: Tensor, block: Block, shifts: Shifts, at: int, groups: int)
         if len(shifts.offsets) > 1:
             view = workspace("columns", view, *view.shape).copy_(view)
     width = len(shifts.offsets) * window.shape[2]
-    return view.reshape(-1, width) if at == 1 else view.reshape(*window.shape[:2], width, -1)
+    if at == 1:
+        return view.reshape(-1, width)
+    return view.reshape(*window.shape[:2], width, -1)
 
 
 def _outputs(images: Tensor, block: Block, at: int, groups: int) -> Tensor:

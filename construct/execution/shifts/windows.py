@@ -249,7 +249,9 @@ def filled_images(
 ) -> Tensor:
     """The same, filled with the bias (channels,), or with zeros."""
     images = new_images(like, channels, size, last)
-    return images.zero_() if bias is None else images.copy_(bias.view(-1, *(1,) * len(size)))
+    if bias is None:
+        return images.zero_()
+    return images.copy_(bias.view(-1, *(1,) * len(size)))
 
 
 def in_layout(images: Tensor, last: bool) -> Tensor:
