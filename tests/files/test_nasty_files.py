@@ -162,6 +162,10 @@ def test_row_11_kernels_alone(from_conv: Command) -> None:
     layer = construct.load("o.pt").get_submodule("stem")
     x = torch.randn(1, 2, 7, 7, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(layer(x), conv(x), atol=1e-5)
+    norm = torch.ones(2, 4, 4)
+    save_file({"stem.weight": conv.weight.data, "norm.weight": norm, "norm.bias": norm.clone()}, path)
+    (left,) = from_conv.facts(path, "--stride", 2, "--partial")["left_unconverted"]
+    assert left["path"] == "norm"
 
 
 def test_row_13_classes_by_name(from_conv: Command) -> None:

@@ -53,11 +53,13 @@ def from_kernels(state: Mapping[str, Tensor], options: Namespace, notes: list[st
         base: Any = BASES[len(kernel_size) - 1]
         d_in *= geometry["groups"]
         with refusing(f"{printable(path) or 'its kernel'}: ", "give --arch"):
-            bias = joined(path, "bias") in state
-            conv = base(d_in, d_out, kernel_size, bias=bias, device="meta", **geometry)
-            tensors = {name: state[joined(path, name)] for name in conv.state_dict()}
-            conv.load_state_dict(tensors, assign=True)
-        used |= {joined(path, name) for name in tensors}
+            conv = base(d_in, d_out, kernel_size, bias=False, device="meta", **geometry)
+            for name in ("weight", "bias"):
+                key = joined(path, name)
+                if key in state:  # of any shape or type, which refuses this layer alone
+                    floating = state[key].is_floating_point()
+                    setattr(conv, name, nn.Parameter(state[key], requires_grad=floating))
+                    used.add(key)
         convolutions[path] = conv
     root = as_network(convolutions)
     assumed = ", ".join(f"{flag} {value}" for flag, value in geometry.items())
