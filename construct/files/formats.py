@@ -77,14 +77,15 @@ def _refuse_part(name: str) -> None:
         raise BadModelFile(
             "a part of a distributed checkpoint", f"make one file of its folder: {way}"
         )
-    shards = re.fullmatch(r"(.+)-\d{5}-of-(?!00001\.)\d{5}(\.\w+)|(.+)(\.\w+)\.index\.json", name)
+    shards = re.fullmatch(r"(.+)-\d{5}(-of-(?!00001\.)\d{5})(\.\w+)|(.+)(\.\w+)\.index\.json", name)
     if shards is None:
         return
-    stem, suffix = filter(None, shards.groups())
+    stem, *of, suffix = filter(None, shards.groups())
+    count = "".join(of) or "-of-*"
     merge = _MERGE
     if suffix == ".safetensors":
         merge = _MERGE_SAFETENSORS
-    code = printable(merge.replace("PATTERN", f"{stem}-*-of-*{suffix}"))
+    code = printable(merge.replace("PATTERN", f"{stem}-*{count}{suffix}"))
     what = "a shard of a model, or the index of its shards"
     raise BadModelFile(what, f'make one file in their folder: python -c "{code}"')
 

@@ -193,13 +193,19 @@ def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
 def _names_in(head: bytes, pickles: int) -> Iterator[str]:
     """The names in pickles that torch does not read, up to where they break; for messages alone."""
     stream = io.BytesIO(head)
-    texts = list[str]()
+    texts, memo = [""], list[str]()
     with suppress(Exception):
         for code, value, _ in chain.from_iterable(genops(stream) for _ in range(pickles)):
             if code.name in ("GLOBAL", "INST"):
                 yield str(value).replace(" ", ".").replace("__builtin__", "builtins")
             elif code.name == "STACK_GLOBAL":
                 yield ".".join(texts[-2:])
+            elif code.name == "PROTO":
+                memo = []
+            elif code.name == "MEMOIZE":
+                memo.append(texts[-1])
+            elif code.name in ("BINGET", "LONG_BINGET"):
+                texts.append(memo[value])
             elif isinstance(value, str):
                 texts.append(value)
 
@@ -223,6 +229,8 @@ def _failure(
     if "persistent_load of storage" in text:
         what = "a whole module in the format before torch 1.6, of which torch reads only state dicts without running code"
         return _or_trusted(what, "save it again in a current format")
+    if broken is not None and "not an allowed global" in text:
+        text = describe(broken)
     if "Unsupported operand" in text and data[:2] != b"\x80\x02":
         return _other_protocol(data)
     if at_end or "unexpected EOF" in text or isinstance(broken, EOFError):

@@ -319,6 +319,9 @@ def test_row_75_protocols_of_pickle(protocol: int, old: bool, place: Path) -> No
     line = refusal(place, model=net)
     assert f"protocol {protocol if protocol > 1 else '0 or 1'}, and without running code torch reads only" in line
     assert "save it with torch.save and without pickle_protocol" in line
+    line = refusal(written(saved(net, **options), place))
+    assert "without running code torch reads only" in line
+    assert protocol < 2 or "not allowed" not in line  # all of its classes are torch's
 
 
 def test_row_75_a_network_with_classes_of_its_own_is_saved(place: Path) -> None:
@@ -349,6 +352,7 @@ def test_row_75_shards_are_made_one_file_as_the_line_says(form: str, from_conv: 
         path = Path("model.safetensors" if form == "safetensors" else "model.pt")
         assert {*construct.load(path, model=Net()).state_dict()} == {*state}
         path.unlink()
+        store({"earlier": torch.ones(1)}, f"model-00003-of-00003.{form}")  # of a model in more shards
     Path("__0_0.distcp").write_bytes(b"\0")
     assert "format_utils dcp_to_torch" in from_conv.refuses("__0_0.distcp")
 
