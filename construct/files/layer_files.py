@@ -46,11 +46,13 @@ def records_in(state: Mapping[str, Tensor]) -> dict[str, Any]:
     by_path = getattr(state, "_metadata", None)
     if not isinstance(by_path, Mapping):
         return {}
-    # Metadata may outlive the tensors of a layer that was removed from the state dict.
+    # Metadata may outlive all tensors of a layer that was removed from the state dict; a part of
+    # them is no layer.
+    left = {path for path, _, name in (key.rpartition(".") for key in state) if name in NAMES}
     return {
         path: entry[GEOMETRY]
         for path, entry in by_path.items()
-        if isinstance(entry, Mapping) and GEOMETRY in entry and joined(path, "w_key_pos") in state
+        if isinstance(entry, Mapping) and GEOMETRY in entry and path in left
     }
 
 

@@ -204,6 +204,10 @@ def test_what_does_not_fit_is_told_in_one_line(tmp_path: Path) -> None:
         assert "geometry and its tensors do not fit together: ValueError: no tensor 'stem.v'" in refusal(
             path, **options
         )
+    partial = {key: value.clone() for key, value in state.items() if key != "stem.w_key_pos"}
+    records = {"stem": state._metadata["stem"][GEOMETRY], "up": state._metadata["up"][GEOMETRY]}
+    save_file(partial, tmp_path / "p.safetensors", {GEOMETRY: json.dumps(records)})
+    assert "no tensor 'stem.w_key_pos'" in refusal(tmp_path / "p.safetensors")
     missing["stem.v"] = state["stem.v"].long()
     assert "a tensor is not of floating-point numbers" in refusal(written(missing, path), layers=True)
     assert "holds no attention layer" in refusal(written(built().state_dict(), tmp_path / "c.pt"), layers=True)
