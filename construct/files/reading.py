@@ -13,7 +13,7 @@ import shlex
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -36,7 +36,7 @@ from construct.files.isolation import refusing
 from construct.files.layer_files import layer_of
 from construct.files.torch_files import Loaded, StandIn, StandInTensor, is_module, load
 from construct.geometry import ConvGeometry
-from construct.modules.traversal import checked_modules
+from construct.modules.traversal import checked_modules, every_module
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ModelFile:
         notes: what was assumed or ignored, one sentence each.
         allowed: what the user allowed it to hold; None if ``trust`` allowed anything.
         values: what a state dict holds beside tensors, as modules' extra state.
-        modules: every module that was made of it, if one in the content may hold others that no path
-            reaches.
+        modules: every module that was made of it, reached by a path or not, but those of other
+            models in a checkpoint.
     """
 
     path: Path
@@ -115,6 +115,7 @@ def read(
             loaded = _load_safely(file, kind, allowed, printable(path), inert)
         content, unwrapped, values = unwrap(loaded.content, key)
         checked = _checked_content(content, loaded)
+    others = {id(module) for module in _others(loaded.content, content)}
     return ModelFile(
         path=place,
         sha256=digest,
@@ -123,7 +124,7 @@ def read(
         notes=[*notes, *unwrapped],
         allowed=None if trust else allowed,
         values=values,
-        modules=tuple(loaded.modules),
+        modules=tuple(module for module in loaded.modules if id(module) not in others),
     )
 
 
@@ -141,6 +142,18 @@ def _suffix_notes(kind: str, suffix: str) -> tuple[str, ...]:
     if same or not suffix:
         return ()
     return (f"the name ends in {suffix}, but the content is {kind}, and was read as that",)
+
+
+def _others(container: object, content: object, depth: int = 4) -> Iterator[nn.Module]:
+    """The modules of the models that a checkpoint holds beside the one that was chosen."""
+    if container is content:
+        return
+    if isinstance(container, nn.Module):
+        with suppress(Exception):  # what cannot be gone through is not left out
+            yield from [module for _, module in every_module(container)]
+    elif isinstance(container, dict) and depth:
+        for value in dict.values(container):
+            yield from _others(value, content, depth - 1)
 
 
 def read_inputs(path: FilePath) -> Any:
@@ -320,8 +333,6 @@ def _check_module(model: nn.Module, loaded: Loaded) -> None:
         if lost and isinstance(module, StandIn) and module.lost:
             what = f"{path or 'the model'}: a {type(module).__name__} is stored in a way of its own"
             raise BadModelFile(f"{what}, and may hold modules", "allow its class")
-    if not any(isinstance(module, StandIn) and module.lost for _, module in reached):
-        loaded.modules = []
 
 
 def _check_leaves(name: str, values: Iterable[object], counts: dict[int, int]) -> None:
