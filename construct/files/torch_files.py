@@ -205,7 +205,7 @@ def _names_in(head: bytes, pickles: int) -> Iterator[str]:
             elif code.name == "MEMOIZE":
                 memo.append(texts[-1])
             elif code.name in ("BINGET", "LONG_BINGET"):
-                texts.append(memo[value])
+                texts += memo[value : value + 1]  # none in older protocols
             elif isinstance(value, str):
                 texts.append(value)
 
