@@ -193,7 +193,7 @@ def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
 def _names_in(head: bytes, pickles: int) -> Iterator[str]:
     """The names in pickles that torch does not read, up to where they break; for messages alone."""
     stream = io.BytesIO(head)
-    texts, memo = [""], list[str]()
+    texts, memo = [""], dict[Any, str]()
     with suppress(Exception):
         for code, value, _ in chain.from_iterable(genops(stream) for _ in range(pickles)):
             if code.name in ("GLOBAL", "INST"):
@@ -201,11 +201,11 @@ def _names_in(head: bytes, pickles: int) -> Iterator[str]:
             elif code.name == "STACK_GLOBAL":
                 yield ".".join(texts[-2:])
             elif code.name == "PROTO":
-                memo = []
+                memo = {}
             elif code.name == "MEMOIZE":
-                memo.append(texts[-1])
+                memo[len(memo)] = texts[-1]
             elif code.name in ("BINGET", "LONG_BINGET"):
-                texts += memo[value : value + 1]  # none in older protocols
+                texts.append(memo.get(value, ""))  # older protocols number it otherwise
             elif isinstance(value, str):
                 texts.append(value)
 
