@@ -192,7 +192,7 @@ def _scan(head: bytes, pickles: int) -> tuple[set[str], int, Exception | None]:
 
 def _names_in(head: bytes, pickles: int) -> Iterator[str]:
     """The names in pickles that torch does not read, up to where they break; for messages alone."""
-    stream = io.BytesIO(head)
+    stream = io.BytesIO(head[: 2**20])  # the names stand early; all 16 MiB take seconds, and 1 GB
     texts, memo = [""], dict[Any, str]()
     with suppress(Exception):
         for code, value, _ in chain.from_iterable(genops(stream) for _ in range(pickles)):
