@@ -61,7 +61,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     """
     _, groups, channels, width = w.shape
     if not (x.numel() and prod(shifts.output) and w.numel()):
-        return filled_images(x, groups * width, shifts.output, last, bias)
+        return in_layout(filled_images(x, groups * width, shifts.output, last, bias), last)
     if _adds_in_place(x, groups, channels, width):
         return _depthwise(x, w, bias, shifts, last, back=False)
     matrix = w.transpose(0, 1).flatten(1, 2)  # (g, heads·C, D)
@@ -76,7 +76,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
             out = new_images(x, groups * width, shifts.output, last)
         out[(few, ..., *block.outputs)] = y
     assert out is not None
-    return out
+    return in_layout(out, last)
 
 
 def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool) -> Tensor:
