@@ -144,6 +144,15 @@ def test_outputs_may_be_changed_in_place(make: Any, layout: str, queries: int):
             output.mul_(torch.ones(output.shape, requires_grad=True)).sum().backward()
 
 
+@pytest.mark.parametrize("make", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("layout", [FIRST, LAST])
+def test_an_output_of_one_channel_has_the_strides_of_a_convolutions(make: Any, layout: str):
+    """Torch's next layer chooses its memory format by them."""
+    conv, x = make(3, 1, 2, stride=2), in_layout(torch.ones(2, 3, 6, 6), layout)
+    with torch.no_grad():
+        assert conv_to_mhsa(conv)(x).stride() == conv(x).stride()
+
+
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_a_buffer_of_one_mode_is_good_in_every_other(first: Any):
     ones, role = torch.ones(9, dtype=torch.float64), f"first in {first.__name__}"
