@@ -61,7 +61,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
     """
     _, groups, channels, width = w.shape
     if not (x.numel() and prod(shifts.output) and w.numel()):
-        return in_layout(filled_images(x, groups * width, shifts.output, last, bias), last)
+        return filled_images(x, groups * width, shifts.output, last, bias)
     if _adds_in_place(x, groups, channels, width):
         return _depthwise(x, w, bias, shifts, last, back=False)
     matrix = w.transpose(0, 1).flatten(1, 2)  # (g, heads·C, D)
