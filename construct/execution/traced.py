@@ -127,7 +127,7 @@ def run_traced(layer: Any, x: Tensor, geometry: ConvGeometry) -> Tensor | None:
         shifts = Shifts(
             frozen.starts, geometry.query_stride, tuple(padded.shape[2:]), tuple(output)
         )
-        if copied is not None and len(frozen.sharp) > 1:
+        if copied is not None and max(len(frozen.sharp), *geometry.query_stride) > 1:
             y = gathered(padded, w, bias, shifts)
         elif frozen.operators and torch.compiler.is_dynamo_compiling() and prod(w.shape[2:]) > 1:
             y = _as_operator(tokens, padded, w, frozen.starts, bias, geometry)

@@ -266,8 +266,8 @@ class PatchAttention(HasGeometry, nn.Module):
         channels = patching.tokens.in_channels
         fits = input.dim() == 3 and input.shape[2] == channels
         if tokens is None:
-            as_image = dims <= 2 and input.shape[2 - dims] == self.geometry.in_channels
-            if fits and grid is None and as_image:
+            unclear = fits and grid is None and dims <= 2
+            if unclear and input.shape[2 - dims] == self.geometry.in_channels:
                 raise ValueError(
                     f"PatchAttention: {tuple(input.shape)} may be an image or tokens; say tokens=True or tokens=False"
                 )

@@ -193,6 +193,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
         ((2, 8, 4), 8, ValueError, "not 2 whole numbers"),
         ((2, 8, 5), (4, 8), RuntimeError, "expected tokens"),
         ((2, 3, 4, 4), None, RuntimeError, "expected 1 channels"),
+        ((), None, RuntimeError, "expected a 3-D"),
     ]:
         with pytest.raises(error, match=reason):
             layer(torch.zeros(shape), grid)

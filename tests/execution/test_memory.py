@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from construct import conv_to_mhsa
+from construct import conv_to_mhsa, tokens
 from construct.execution import axial, cache, plan
-from construct.execution.shifts import windows
+from construct.execution.shifts import maps, windows
 from construct.tokens import TokenGrid
 from runs import channels_last, peak_bytes
 
@@ -62,6 +62,16 @@ def test_the_estimate_is_above_what_is_taken(
             monkeypatch.setattr(windows, "KEPT_BYTES", 0)  # except the buffer, which a first call allocates
             real = peak_bytes(lambda x=x: axial.run(layer, x, grid))
         assert real <= estimate
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_weights_gradient_holds_no_matrix_for_each_image(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where many images are multiplied at once, as on a GPU."""
+    monkeypatch.setattr(tokens, "host_waits", lambda device: True)
+    x, y = torch.ones(64, 64, 256), torch.ones(64, 512, 64)
+    shifts = windows.Shifts(((-1,), (0,), (1,)), (4,), (256,), (64,))
+    for_each = 64 * 3 * 64 * 512 // groups * x.itemsize
+    assert peak_bytes(lambda: maps.weights(x, y, shifts, groups)) < for_each
 
 
 @pytest.mark.parametrize("content", [False, True], ids=["positions", "content"])

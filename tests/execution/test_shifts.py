@@ -125,21 +125,32 @@ def test_outputs_and_gradients_are_the_convolution_s(
     assert torch.equal(kernel_gradient(layer, *ours[1:]), theirs[1])
 
 
+@pytest.mark.parametrize("queries", [100, 10_000])
 @pytest.mark.parametrize("layout", [FIRST, LAST])
 @pytest.mark.parametrize(
     "make", [lambda: nn.Conv2d(64, 64, 1), lambda: nn.Conv2d(64, 64, 3, padding=1)], ids=["1x1", "3x3"]
 )
-def test_outputs_may_be_changed_in_place(make: Any, layout: str):
+def test_outputs_may_be_changed_in_place(make: Any, layout: str, queries: int):
     """As a convolution's, by ``ReLU(inplace=True)`` say; torch forbids that for views that an autograd function returns."""
     layer = conv_to_mhsa(make())
     for shape in ((1, 64, 4, 4), (1, 64, 9, 9), (2, 64, 9, 9), (1, 64, 24, 24)):
         x = in_layout(torch.ones(shape), layout)
-        layer(x).relu_().sum().backward()
-        with torch.no_grad():
+        with smaller_blocks(queries):
+            layer(x).relu_().sum().backward()
+        with torch.no_grad(), smaller_blocks(queries):
             outputs = [layer(x), layer(x)]
         for output in outputs:
             assert output.stride() == x.stride()
             output.mul_(torch.ones(output.shape, requires_grad=True)).sum().backward()
+
+
+@pytest.mark.parametrize("make", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("layout", [FIRST, LAST])
+def test_an_output_of_one_channel_has_the_strides_of_a_convolutions(make: Any, layout: str):
+    """Torch's next layer chooses its memory format by them."""
+    conv, x = make(3, 1, 2, stride=2), in_layout(torch.ones(2, 3, 6, 6), layout)
+    with torch.no_grad():
+        assert conv_to_mhsa(conv)(x).stride() == conv(x).stride()
 
 
 @pytest.mark.parametrize("first", [torch.inference_mode, torch.no_grad, torch.enable_grad])

@@ -89,6 +89,14 @@ def test_a_program_has_as_many_nodes_whatever_the_number_of_heads(conv: Any):
     assert len(nodes) == 1
 
 
+def test_a_strided_head_alone_is_exported_for_even_and_odd_sizes():
+    conv, example = nn.Conv1d(2, 2, 1, stride=2), torch.randn(1, 2, 15)
+    free = ({2: torch.export.Dim.DYNAMIC},)
+    program = torch.export.export(frozen_copy(convert(conv)), (example,), dynamic_shapes=free)
+    for x in (example, torch.randn(1, 2, 20)):
+        within_rounding(program.module()(x), conv(x))
+
+
 @pytest.mark.deep
 def test_onnx_computes_the_network_at_any_size():
     program = to_onnx(convert(network()), (3, 16, 20))

@@ -76,7 +76,7 @@ def forward(x: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: boo
             out = new_images(x, groups * width, shifts.output, last)
         out[(few, ..., *block.outputs)] = y
     assert out is not None
-    return out
+    return in_layout(out, last)
 
 
 def adjoint(y: Tensor, w: Tensor, bias: Tensor | None, shifts: Shifts, last: bool) -> Tensor:
@@ -126,7 +126,7 @@ def weights(x: Tensor, y: Tensor, shifts: Shifts, groups: int) -> Tensor:
         elif groups == 1 == len(columns):
             both = product(outputs[0, 0], columns[0, 0].mT)[None]
         else:
-            both = torch.matmul(outputs, columns.mT).sum(0)
+            both = torch.einsum("bgdm,bgkm->gdk", outputs, columns)
         total = both if total is None else total.add_(both)
     assert total is not None
     return total.mT.unflatten(1, (shape[0], shape[2])).transpose(0, 1)

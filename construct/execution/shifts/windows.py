@@ -257,5 +257,6 @@ def filled_images(
 def in_layout(images: Tensor, last: bool) -> Tensor:
     """Images with channels last or first in memory, and no view, which none may change in place."""
     if not last:
-        return images.contiguous().data
+        # of one channel, too, whose stride says to torch which format follows
+        return images.contiguous().view(-1).view(images.shape).data
     return images.movedim(1, -1).contiguous().movedim(-1, 1).data
