@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from copy import copy
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, overload
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -26,6 +26,25 @@ from construct.weights import NAMES
 log = logging.getLogger(__name__)
 
 
+@overload
+def load(
+    path: FilePath,
+    *,
+    model: nn.Module | None = None,
+    layers: Literal[False] = False,
+    allow: Iterable[str] = (),
+    trust: bool = False,
+    key: str | None = None,
+) -> nn.Module: ...
+@overload
+def load(
+    path: FilePath,
+    *,
+    layers: Literal[True],
+    allow: Iterable[str] = (),
+    trust: bool = False,
+    key: str | None = None,
+) -> dict[str, MHSA]: ...
 def load(
     path: FilePath,
     *,
@@ -34,7 +53,7 @@ def load(
     allow: Iterable[str] = (),
     trust: bool = False,
     key: str | None = None,
-) -> Any:
+) -> nn.Module | dict[str, MHSA]:
     """Read a module from a file: this project's output, or any module made of torch.nn classes.  No
     code in the file is run.
 
@@ -71,10 +90,11 @@ def load(
         BadModelFile: the file does not exist, is damaged, or holds no model or classes that are not
             allowed; or a state dict comes without ``model``, or does not fit it.
     """
-    file = read(path, allow=allow, trust=trust, inert=layers or model is not None, key=key)
     with naming(path):
         if layers and model is not None:
             raise BadModelFile("model and layers=True are two ways to read it", "give one of them")
+    file = read(path, allow=allow, trust=trust, inert=layers or model is not None, key=key)
+    with naming(path):
         if model is not None:
             content = loaded_into(unwrapped(model)[0], file, type(model).__name__)
         elif layers:

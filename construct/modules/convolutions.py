@@ -261,7 +261,8 @@ def _along_axes(conv: Any, name: str, dims: int) -> Any:
         values = (value,)
     numbers = whole_numbers(values)
     # An empty tuple would mean zeros in ConvGeometry, and the value of a tensor may change.
-    if not numbers or any(isinstance(n, torch.Tensor) for n in values):
+    held = value if isinstance(value, tuple) else ()
+    if not numbers or any(isinstance(n, torch.Tensor) for n in held):
         raise ValueError(f"{name} is {value!r}, not {dims} whole numbers")
     if len(numbers) == 1:
         return numbers * dims
