@@ -11,16 +11,16 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 75_815,
+        "tokens": 76_219,
         "tokens a line": 9.22,
-        "conditional expressions": 15.8,
-        "branching functions": 0.016,
+        "conditional expressions": 14.8,
+        "branching functions": 0.0114,
     },
     "verify": {
         "tokens": 123_486,
         "tokens a line": 8.94,
-        "conditional expressions": 17.0,
-        "branching functions": 0.0244,
+        "conditional expressions": 15.3,
+        "branching functions": 0.0208,
     },
     "conv_as_attention": {
         "tokens": 759,
@@ -33,7 +33,7 @@ BUDGETS = {
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30, "conv_as_attention": 0}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 30_037
+TEST_LINES = 30_089
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

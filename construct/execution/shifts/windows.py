@@ -257,6 +257,8 @@ def filled_images(
 def in_layout(images: Tensor, last: bool) -> Tensor:
     """Images with channels last or first in memory, and no view, which none may change in place."""
     if not last:
-        # of one channel, too, whose stride says to torch which format follows
-        return images.contiguous().view(-1).view(images.shape).data
+        images = images.contiguous()
+        if images.shape[1] == 1:  # whose stride says to torch which format follows
+            images = images.view(-1).view(images.shape)
+        return images.data
     return images.movedim(1, -1).contiguous().movedim(-1, 1).data
