@@ -74,7 +74,7 @@ def _same_tensors(*modules: nn.Module) -> bool:
     """Whether two modules have the same parameters and buffers."""
     tensors = ([*module.parameters(), *module.buffers()] for module in modules)
     return all(
-        a.is_meta or torch.equal(a.nan_to_num(), b.nan_to_num())
+        a.is_meta or (a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num()))
         for a, b in zip(*tensors, strict=False)
     )
 

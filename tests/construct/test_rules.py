@@ -404,17 +404,18 @@ def test_a_rule_that_knows_the_module_alone_is_told_so() -> None:
     assert row.startswith("its rule fails on a copy of it: KeyError")
 
 
-def test_a_rule_that_changes_the_module_is_refused_and_the_network_is_as_it_was() -> None:
+@pytest.mark.parametrize("change", [lambda m: m.weight.clamp_(min=0), nn.Module.double], ids=["numbers", "type"])
+def test_a_rule_that_changes_the_module_is_refused_and_the_network_is_as_it_was(change: Any) -> None:
     module = CausalCrop(2, 3, 3)
     before = copy.deepcopy(module)
 
-    def clamped(module: Any) -> nn.Module:
-        module.weight.clamp_(min=0)  # after which the layers of the rule agree with it
+    def changing(module: Any) -> nn.Module:
+        change(module)  # after which the layers of the rule agree with it
         return causal(module)
 
-    refused = reasons(nn.Sequential(module), {CausalCrop: clamped})
+    refused = reasons(nn.Sequential(module), {CausalCrop: changing})
     assert refused == {"0": "its rule changes the module that it is given: let it change a copy"}
-    assert torch.equal(module.weight, before.weight)
+    torch.testing.assert_close(module.weight, before.weight, rtol=0, atol=0)
 
 
 def test_what_a_rule_returns_is_named_by_the_path_of_its_module() -> None:
