@@ -201,7 +201,8 @@ def _peak_of_parabola(
     places = np.concatenate([near, ends], axis=1).clip(0, count - 1)
     squares, linears = quadratic.r((numbers[places],))
     terms = square[:, None] * squares, linear[:, None] * linears
-    return _peak(places, terms[0] + terms[1], (np.abs(terms[0]) + np.abs(terms[1])) * 2.0**-51)
+    size = np.abs(terms[0]) + np.abs(terms[1])
+    return _peak(places, terms[0] + terms[1], size * 2.0**-51)
 
 
 def _peak(

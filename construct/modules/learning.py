@@ -75,7 +75,8 @@ class Gaussian(_HeadVector):
         if without:
             what = f"MHSA: head {without[0]} must be a Gaussian to start from"
             raise ValueError(f"{what}, and its precision is not positive")
-        return lower.mT.contiguous().to(v.dtype), Covariance().centres(c)[1].to(v.dtype)
+        _, tau = Covariance().centres(c)
+        return lower.mT.contiguous().to(v.dtype), tau.to(v.dtype)
 
 
 class Gate(nn.Module):

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 76_229,
+        "tokens": 76_232,
         "tokens a line": 9.22,
         "conditional expressions": 14.8,
         "branching functions": 0.0114,
