@@ -72,10 +72,10 @@ def _applied(rule: Rule, module: nn.Module, which: str = "") -> Any:
 
 def _same_tensors(*modules: nn.Module) -> bool:
     """Whether two modules have the same parameters and buffers."""
-    tensors = ([*module.parameters(), *module.buffers()] for module in modules)
-    return all(
+    ours, theirs = ([*module.parameters(), *module.buffers()] for module in modules)
+    return len(ours) == len(theirs) and all(
         a.is_meta or (a.dtype == b.dtype and torch.equal(a.nan_to_num(), b.nan_to_num()))
-        for a, b in zip(*tensors, strict=False)
+        for a, b in zip(ours, theirs, strict=True)
     )
 
 

@@ -404,7 +404,11 @@ def test_a_rule_that_knows_the_module_alone_is_told_so() -> None:
     assert row.startswith("its rule fails on a copy of it: KeyError")
 
 
-@pytest.mark.parametrize("change", [lambda m: m.weight.clamp_(min=0), nn.Module.double], ids=["numbers", "type"])
+@pytest.mark.parametrize(
+    "change",
+    [lambda m: m.weight.clamp_(min=0), nn.Module.double, lambda m: setattr(m, "bias", None)],
+    ids=["numbers", "type", "no bias any more"],
+)
 def test_a_rule_that_changes_the_module_is_refused_and_the_network_is_as_it_was(change: Any) -> None:
     module = CausalCrop(2, 3, 3)
     before = copy.deepcopy(module)

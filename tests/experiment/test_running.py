@@ -1,4 +1,4 @@
-"""The commands of both experiments: bad input, processes, and how they are stopped."""
+"""The commands of examples/learned and examples/taught: bad input, processes, and how they are stopped."""
 
 import multiprocessing
 import os

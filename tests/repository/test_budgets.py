@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 BUDGETS = {
     "construct": {
-        "tokens": 76_232,
+        "tokens": 76_246,
         "tokens a line": 9.22,
         "conditional expressions": 14.8,
         "branching functions": 0.0114,
@@ -33,7 +33,7 @@ BUDGETS = {
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30, "conv_as_attention": 0}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 30_090
+TEST_LINES = 30_094
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -57,4 +57,6 @@ def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def _whole(matrix: Tensor) -> Tensor:
     """The matrix, contiguous by rows or columns: oneDNN takes a thousand times as long for others."""
-    return matrix if matrix.is_contiguous() or matrix.mT.is_contiguous() else matrix.contiguous()
+    if matrix.is_contiguous() or matrix.mT.is_contiguous():
+        return matrix
+    return matrix.contiguous()

@@ -1,5 +1,5 @@
-"""What is said of the results: the answer of docs/learned.md, whose figures and conclusions are
-theirs; what the claims of the literature quote of its tables; and the page of the claims.
+"""Writes what is said of the results: the answer of docs/learned.md, with its figures and conclusions,
+and the sentences that docs/claims.md quotes.
 """
 
 import re
