@@ -200,13 +200,6 @@ def test_another_format_under_the_name_of_onnx_is_said(from_conv: Command):
     assert "the name ends in .onnx, but the content is" in from_conv.prints("m.onnx", "--stride", 1)
 
 
-@pytest.mark.nasty(35)
-def test_an_empty_batch_is_no_error(from_conv: Command):
-    torch.save(torch.zeros(0, 3, 8, 8), "x.pt")
-    torch.save(with_odd(), "m.pt")
-    from_conv.prints("m.pt", "--example-inputs", "x.pt")
-
-
 @pytest.mark.parametrize("number", [float("nan"), float("-inf")])
 def test_examples_that_are_not_finite_are_refused(number: float, from_conv: Command):
     torch.save([torch.full((1, 3, 8, 8), number)], "x.pt")

@@ -33,7 +33,7 @@ BUDGETS = {
 these lines; and the share of functions with more than ten branches."""
 PACKINGS = {"construct": 2, "verify": 30, "conv_as_attention": 0}
 """How often ``a, b = c, d`` saves a line."""
-TEST_LINES = 30_094
+TEST_LINES = 30_087
 """Lines of tests."""
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.IfExp, ast.BoolOp, ast.comprehension, ast.Assert)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
